@@ -292,8 +292,7 @@ DEVICE_TABLE = {
     "device":        ("npu:{}",                "cuda:{}",             "cpu"),           # torch.device of a number
     "devices":       ("0,1,2,3,4,5,6,7",       None,                  "0"),             # --device_list; None: all
     "prepare":       (prepare_npu,             prepare_gpu,           prepare_cpu),
-    "backend":       ("hccl",                  "nccl",                "gloo"),          # for the device's tensors
-    "process_group": ("cpu:gloo,npu:{}",       "cpu:gloo,cuda:{}",    "{}"),            # and gloo for the host's
+    "backend":       ("hccl",                  "nccl",                "gloo"),
     "loopback":      ("HCCL_IF_IP=127.0.0.1",  "NCCL_SOCKET_IFNAME=lo", "GLOO_SOCKET_IFNAME=lo"),
     "neighbours":    (True,                    False,                 False),           # better as a group
     "target_dtype":  (torch.int32,             torch.int64,           torch.int64),     # of class labels
@@ -437,7 +436,7 @@ def connect(args, **options):
 def run_process(process_id, args, datasets, store=None):
     """Run main_worker and tell people if it fails, once for all processes. Returns the exit status."""
     args.rank, args.world_size = args.node_rank * args.processes + process_id, args.nodes * args.processes
-    args.position = "before the first step"
+    args.position, args.hosts = "before the first step", None
     details, status = "", 1
     if args.rank > 0:  # rank 0 alone prints
         be_silent()
@@ -565,10 +564,11 @@ def main_worker(process_id, args, datasets, store):
     torch.get_device_module(device).set_device(device)
     torch.set_num_threads(max(1, torch.get_num_threads() // args.processes))
     if args.world_size > 1:
-        # Host tensors go over gloo, so that what steers the run never waits in the device's queue.
         timeout = datetime.timedelta(seconds=args.dist_timeout)
-        backend = platform.process_group.format(args.dist_backend)
-        dist.init_process_group(backend, store=store, rank=args.rank, world_size=args.world_size, timeout=timeout)
+        group = {"store": store, "rank": args.rank, "world_size": args.world_size, "timeout": timeout}
+        dist.init_process_group(args.dist_backend, **group)
+        # What steers the run goes from host to host, so that it never waits in the devices' queues.
+        args.hosts = dist.new_group(backend="gloo", timeout=timeout)
     print(f"=> using {args.world_size} × {args.device}" + (f" over {args.dist_backend}" if args.world_size > 1 else ""))
 
     checkpoint = open_checkpoint(args)
@@ -637,7 +637,7 @@ def agree_on_seed(seed, datasets, args):
     view = [len(datasets[0]), len(datasets[1]), len(datasets[0].classes), args.batch_size]
     if args.world_size == 1:
         return seed
-    dist.all_gather_object(views, [view, seed])
+    dist.all_gather_object(views, [view, seed], group=args.hosts)
     for rank, (other, _) in enumerate(views):
         if other != views[0][0]:
             names = "training images, validation images, classes, --batch-size"
@@ -817,7 +817,8 @@ class Batches(torch.utils.data.Dataset):
     """
 
     def __init__(self, datasets, args):
-        self.datasets, self.args = datasets, args
+        self.datasets = datasets
+        self.args = argparse.Namespace(**{**vars(args), "hosts": None})  # a process group stays in its process
 
     def __getitem__(self, key):
         number, epoch, indices = key
@@ -838,11 +839,14 @@ class Batches(torch.utils.data.Dataset):
 def load_batches(datasets, device, args):
     """Yield this rank's batches in run_order, on the device: images, normalised float32 [B, 3, S, S]; targets [B],
     IGNORED for padding; and the number of images without padding. Raises RunError for an image that can't be read."""
+    workers = math.ceil(args.workers / args.processes)
     loader = torch.utils.data.DataLoader(
         Batches(datasets, args),
         sampler=run_order(datasets, args),
         batch_size=None,  # run_order yields whole batches
-        num_workers=math.ceil(args.workers / args.processes),
+        num_workers=workers,
+        # A spawned process would spawn its workers too: seconds and a whole torch for each, where a fork shares both.
+        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         worker_init_fn=ignore_interrupt,
         pin_memory=args.pin_memory,
     )
@@ -955,12 +959,12 @@ def train(batches, steps, model, criterion, optimizer, scaler, epoch, device, ar
         if i % args.print_freq == 0 or i == steps - 1:
             skipped = progress.read()
             if skipped:
-                print(f"=> {skipped} steps skipped: their gradients overflowed; loss scale {scaler.get_scale():g}")
+                print(f"=> gradients overflowed, steps skipped: {skipped}; loss scale {scaler.get_scale():g}")
         if i % args.print_freq == 0:
             speed = count * args.world_size / progress.batch_time.val
             left = datetime.timedelta(seconds=int((args.epochs * steps - step - 1) * progress.batch_time.avg))
             progress.display(i + 1, f"{speed:.0f} img/s", f"lr {lr:.4g}", f"{left} left")
-    loss, acc1, acc5, images = progress.means()
+    loss, acc1, acc5, images = progress.means(args.hosts)
     speed = round(images / progress.batch_time.sum, 1)
     return {"lr": lr, "train_loss": loss, "train_acc1": acc1, "train_acc5": acc5}, speed
 
@@ -989,7 +993,7 @@ def validate(batches, count, model, device, args):
                 progress.read()
             if i % args.print_freq == 0:
                 progress.display(i + 1)
-    loss, acc1, acc5, _ = progress.means()
+    loss, acc1, acc5, _ = progress.means(args.hosts)
     print(f" *   Acc@1 {acc1:.3f} Acc@5 {acc5:.3f}")
     return {"val_loss": loss, "val_acc1": acc1, "val_acc5": acc5}
 
@@ -1182,12 +1186,13 @@ class ProgressMeter:
         self.last_read = self.last_step = now
         return int(skipped)
 
-    def means(self):
-        """Return loss, Acc@1 and Acc@5 in % over all ranks' images, and the number of those images."""
+    def means(self, hosts):
+        """Return loss, Acc@1 and Acc@5 in % over all ranks' images, and the number of those images. hosts is the group
+        of all processes, None if there is one alone."""
         sums = [self.losses.sum, self.top1.sum, self.top5.sum, self.losses.count]
         sums = torch.tensor(sums, dtype=torch.float64)
-        if dist.is_initialized():
-            dist.all_reduce(sums)
+        if hosts:
+            dist.all_reduce(sums, group=hosts)
         loss, top1, top5, images = sums.tolist()
         return loss / images, top1 / images, top5 / images, int(images)
 
