@@ -5,8 +5,8 @@
     python3 main.py /data/imagenet -a resnet50 --amp --device gpu
     python3 main.py --dummy 512 --device cpu --epochs 1
 
-It is the PyTorch ImageNet example's job, moved to Ascend. What the move takes is the table PLATFORMS, the map from a
-device list to processes and the process-group start under "Launch"; the rest asks nowhere which device it runs on.
+It does the PyTorch ImageNet example's job, moved to Ascend. The move is DEVICE_TABLE, the map from a device list to
+processes, and the start of the process group; no other line asks which device it runs on.
 """
 
 import argparse
@@ -31,6 +31,7 @@ import time
 import traceback
 import types
 import warnings
+from functools import partial
 
 # torch_npu is imported for --device npu alone: where it is installed and CANN is not, `import torch` would load it
 # and fail. Set before torch is imported, inherited by every process.
@@ -44,6 +45,7 @@ import torch.multiprocessing as mp
 import torchvision
 import torchvision.transforms.v2.functional as F
 from torch import nn
+from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms import RandomResizedCrop
@@ -262,16 +264,8 @@ def npu_grad_scaler(**options):
     import torch_npu
 
     if torch_npu.npu.utils.is_support_inf_nan():
-        return torch.amp.GradScaler("npu", **options)
+        return GradScaler("npu", **options)
     return torch_npu.npu.amp.GradScaler(**options)
-
-
-def gpu_grad_scaler(**options):
-    return torch.amp.GradScaler("cuda", **options)
-
-
-def cpu_grad_scaler(**options):
-    return torch.amp.GradScaler("cpu", **options)
 
 
 def cpu_has_bfloat16():
@@ -301,7 +295,7 @@ DEVICE_TABLE = {
     "fused_sgd":     (None,                    True,                  True),            # None: torch's choice
     "amp_dtype":     (torch.float16,           torch.float16,         torch.bfloat16),
     "amp_note":      ("",                      "",                    "" if cpu_has_bfloat16() else SLOW_AMP),
-    "grad_scaler":   (npu_grad_scaler,         gpu_grad_scaler,       cpu_grad_scaler),  # for float16
+    "grad_scaler":   (npu_grad_scaler,         partial(GradScaler, "cuda"), partial(GradScaler, "cpu")),
 }
 # fmt: on
 PLATFORMS = {
