@@ -11,13 +11,13 @@ processes, and the start of the process group; no other line asks which device i
 
 import argparse
 import contextlib
+import copy
 import dataclasses
 import datetime
 import difflib
 import gc
 import importlib.util
 import io
-import logging
 import math
 import os
 import random
@@ -211,7 +211,10 @@ def parse_args(argv=None):
     if args.dist_url == "env://":  # what the example reads there
         args.dist_url = f"tcp://{os.environ.get('MASTER_ADDR', args.addr)}:{os.environ.get('MASTER_PORT', '29500')}"
         if args.world_size == -1 and "LOCAL_RANK" not in os.environ:
-            args.world_size, args.rank = (int(os.environ.get(name, -1)) for name in ("WORLD_SIZE", "RANK"))
+            try:
+                args.world_size, args.rank = (int(os.environ.get(name, -1)) for name in ("WORLD_SIZE", "RANK"))
+            except ValueError as error:
+                parser.error(f"environment variables WORLD_SIZE and RANK: {error}")
     if args.dist_url:
         url = re.fullmatch(r"tcp://\[?([^]/]+?)\]?:(\d+)", args.dist_url)
         if not url or not 0 < int(url[2]) < 65536:
@@ -287,7 +290,7 @@ DEVICE_TABLE = {
     "devices":       ("0,1,2,3,4,5,6,7",       None,                  "0"),             # --device_list; None: all
     "prepare":       (prepare_npu,             prepare_gpu,           prepare_cpu),
     "backend":       ("hccl",                  "nccl",                "gloo"),
-    "loopback":      ("HCCL_IF_IP=127.0.0.1",  "NCCL_SOCKET_IFNAME=lo", "GLOO_SOCKET_IFNAME=lo"),
+    "loopback":      ("HCCL_IF_IP=127.0.0.1",  "NCCL_SOCKET_IFNAME=lo", ""),          # keeps its sockets there
     "neighbours":    (True,                    False,                 False),           # better as a group
     "target_dtype":  (torch.int32,             torch.int64,           torch.int64),     # of class labels
     "pin_memory":    (True,                    True,                  False),
@@ -348,25 +351,25 @@ def launch(args):
     if args.processes * args.nodes == 1:
         return run_process(0, args, datasets)
     if args.addr in ("127.0.0.1", "localhost", "::1"):
-        for row in PLATFORMS[args.device].loopback, PLATFORMS["cpu"].loopback:
-            os.environ.setdefault(*row.split("="))
+        interface = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+        for setting in f"GLOO_SOCKET_IFNAME={interface} {PLATFORMS[args.device].loopback}".split():
+            os.environ.setdefault(*setting.split("="))
     store = open_store(args)
     args.port = store.port
-    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # one message is enough
-    processes = mp.spawn(run_process, (args, datasets), nprocs=args.processes, join=False)
+    processes = mp.spawn(run_process, (args, datasets), nprocs=args.processes, join=False).processes
     try:
-        while not processes.join():
-            pass
-        return 0
-    except mp.ProcessRaisedException as error:
-        return fail(f"process {error.error_index} could not start", str(error))
-    except mp.ProcessExitedException as error:
-        if error.signal_name is None:
-            return error.exit_code  # it has said why
-        return fail(f"{who(error.error_index, args)} was killed by {error.signal_name}; go on with --resume auto")
+        # Asked, not waited for: a killed process's data loading workers would hold up its end for seconds.
+        while not any(codes := [process.exitcode for process in processes]) and None in codes:
+            time.sleep(0.1)
+        for process_id, code in enumerate(codes):
+            if code and code < 0:
+                signal_name = signal.Signals(-code).name
+                return fail(f"{who(process_id, args)} was killed by {signal_name}; go on with --resume auto")
+        return next(filter(None, codes), 0)  # whoever failed has said why
     finally:
-        for process in processes.processes:
+        for process in processes:
             process.kill()
+            process.join()
 
 
 def join_torchrun(args):
@@ -403,11 +406,17 @@ def open_store(args):
             family = socket.AF_INET6 if ":" in args.addr else socket.AF_INET
             listener = socket.create_server((args.addr, args.port or 0), family=family)
             args.port = listener.getsockname()[1]
-            store = connect(args, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+            # torch would listen on every interface; handed a socket, it listens where that one does. The newer of its
+            # two servers takes none in torch 2.7.
+            host = {"is_master": True, "wait_for_workers": False, "use_libuv": False}
+            store = connect(args, master_listen_fd=listener.detach(), **host)
         else:
             store = connect(args)
         store.set(f"devices of machine {args.node_rank}", str(args.processes))
         counts = [int(store.get(f"devices of machine {i}")) for i in range(args.nodes)]
+        store.set(f"machine {args.node_rank} has met all", "")
+        for i in range(args.nodes if args.node_rank == 0 else 0):  # the store ends with its host: not before all know
+            store.get(f"machine {i} has met all")
     except OSError as error:
         remedy = "choose another --port, or leave it out for a free one" if args.port else "check --addr"
         raise RunError(f"cannot listen on {args.addr}:{args.port or 0} ({error.strerror}): {remedy}") from error
@@ -435,8 +444,9 @@ def run_process(process_id, args, datasets, store=None):
     if args.rank > 0:  # rank 0 alone prints
         be_silent()
     try:
-        if args.world_size > 1:
-            store = store or connect(args)
+        if args.world_size > 1 and store is None:
+            end_with_parent()
+            store = connect(args)
         main_worker(process_id, args, datasets, store)
         return 0
     except RunError as error:
@@ -459,6 +469,11 @@ def run_process(process_id, args, datasets, store=None):
         gc.collect()
         os._exit(status)
     return status
+
+
+def end_with_parent():
+    """Let the system kill this process when its parent ends, even by SIGKILL. Linux alone can do this."""
+    mp._prctl_pr_set_pdeathsig(signal.SIGKILL)  # there is no public name
 
 
 def be_silent():
@@ -712,13 +727,14 @@ def scan_folder(folder, classes=None):
     if not found:
         raise RunError(f"{folder!r} holds no folders: its images must lie in a folder for each class")
     classes = classes or found
+    below = len(os.path.join(folder, ""))  # where a path below it begins
     paths, lengths, labels = bytearray(), [], []
     for name in found:
         known, label = len(labels), classes.index(name)
         for root, _, files in sorted(os.walk(os.path.join(folder, name), followlinks=True)):
             for file in sorted(files):
                 if file.lower().endswith(IMG_EXTENSIONS):
-                    path = os.fsencode(os.path.join(root, file)[len(folder) + 1 :])
+                    path = os.fsencode(os.path.join(root, file)[below:])
                     paths += path
                     lengths.append(len(path))
                     labels.append(label)
@@ -841,7 +857,7 @@ def load_batches(datasets, device, args):
         num_workers=workers,
         # A spawned process would spawn its workers too: seconds and a whole torch for each, where a fork shares both.
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
-        worker_init_fn=ignore_interrupt,
+        worker_init_fn=start_worker,
         pin_memory=args.pin_memory,
     )
     mean, std = (255 * torch.tensor(values, device=device).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
@@ -855,9 +871,10 @@ def load_batches(datasets, device, args):
         yield images.contiguous(memory_format=PLATFORMS[args.device].memory_format), targets, count
 
 
-def ignore_interrupt(_):
-    """Leave Ctrl-C to the process that a worker works for."""
+def start_worker(_):
+    """Leave Ctrl-C to the process that a worker works for, and end with it, however it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
 
 
 # -------------------------------------------------------------------------------------- model, optimizer, schedule
@@ -880,15 +897,15 @@ def fitting_weights(model, checkpoint, args):
     """Return the state_dict that the model starts from: its own without a checkpoint, otherwise the checkpoint's, but
     for the head of pre-trained weights where it is of another width. Raises RunError if they don't fit."""
     own = model.state_dict()
-    weights = {name.removeprefix("module."): value for name, value in checkpoint.get("state_dict", own).items()}
-    source = "--pretrained"
-    if args.resume:
-        source = f"--resume {args.resume!r}"
-    elif args.pretrained:
-        weights = {name: value for name, value in weights.items() if not name.lower().startswith("aux")}
-        for name in weights.keys() & own.keys():
-            if len(weights[name]) == IMAGENET_CLASSES and weights[name].shape[1:] == own[name].shape[1:]:
-                weights[name] = own[name] if len(own[name]) != IMAGENET_CLASSES else weights[name]
+    weights = checkpoint.get("state_dict", own)
+    nn.modules.utils.consume_prefix_in_state_dict_if_present(weights, "module.")  # DistributedDataParallel's
+    source = f"--resume {args.resume!r}" if args.resume else "--pretrained"
+    if args.pretrained and not args.resume:
+        for name in list(weights):
+            if name.lower().startswith("aux"):
+                del weights[name]
+            elif weights[name].shape[:1] == (IMAGENET_CLASSES,) and weights[name].shape[1:] == own[name].shape[1:]:
+                weights[name] = weights[name] if own[name].shape == weights[name].shape else own[name]
     for name in sorted(weights.keys() | own.keys()):
         theirs, ours = (tuple(state[name].shape) if name in state else None for state in (weights, own))
         if theirs and ours and theirs[0] != ours[0] and theirs[1:] == ours[1:]:
@@ -905,7 +922,23 @@ def create_optimizer(model, args, platform):
         matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
         vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.SGD(groups, args.lr, args.momentum, weight_decay=args.weight_decay, fused=platform.fused_sgd)
+    decay, fused = args.weight_decay, platform.fused_sgd
+    optimizer = torch.optim.SGD(groups, args.lr, args.momentum, weight_decay=decay, fused=fused)
+    lay_out_momentum(optimizer)
+    return optimizer
+
+
+def lay_out_momentum(optimizer):
+    """Give each parameter a momentum buffer in its own memory layout, zeros if it has none.
+
+    A fused kernel takes the layouts to be equal, which they are not when a checkpoint was loaded. And if the very first
+    step overflows and is skipped, it would go on from a buffer that nobody has set.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group["momentum"] else ():
+            known = optimizer.state[parameter].get("momentum_buffer")
+            buffer = torch.zeros_like(parameter)
+            optimizer.state[parameter]["momentum_buffer"] = buffer if known is None else buffer.copy_(known)
 
 
 def learning_rate(step, steps_per_epoch, args):
@@ -1019,7 +1052,9 @@ def to_cpu(state):
     if isinstance(state, torch.Tensor):
         return state.detach().cpu().contiguous()
     if isinstance(state, dict):
-        return {key: to_cpu(value) for key, value in state.items()}
+        copied = copy.copy(state)  # with a state_dict's _metadata, the versions that load_state_dict asks for
+        copied.update({key: to_cpu(value) for key, value in state.items()})
+        return copied
     return [to_cpu(value) for value in state] if isinstance(state, list) else state
 
 
@@ -1070,10 +1105,13 @@ def open_checkpoint(args):
         if "weights_only" in str(error) or "Weights only" in str(error):
             raise RunError(f"{source} holds more than numbers, or none; code in a checkpoint is never run") from error
         raise RunError(f"{source} is no checkpoint, or a damaged one ({first_line(error)})") from error
-    keys = checkpoint.keys() if isinstance(checkpoint, dict) else ()
-    missing = [key for key in ("epoch", "arch", "state_dict", "best_acc1", "optimizer") if key not in keys]
-    if missing:
-        raise RunError(f"{source} is no checkpoint of a training run: it has no {', '.join(missing)}")
+    kinds = {"epoch": int, "arch": str, "state_dict": dict, "best_acc1": (float, int, torch.Tensor), "optimizer": dict}
+    content = {"history": [], **checkpoint} if isinstance(checkpoint, dict) else {}
+    wrong = [key for key, kind in {**kinds, "history": list}.items() if not isinstance(content.get(key), kind)]
+    if wrong or not content["optimizer"].get("param_groups"):
+        raise RunError(
+            f"{source} is no checkpoint of a training run: {', '.join(wrong or ['optimizer'])} missing or odd"
+        )
     if checkpoint["arch"] != args.arch:
         raise RunError(f"{source} holds a {checkpoint['arch']}: give --arch {checkpoint['arch']}")
     return checkpoint
@@ -1100,6 +1138,7 @@ def resume(checkpoint, optimizer, scaler, args):
     if [len(group["params"]) for group in saved["param_groups"]] != [len(group["params"]) for group in groups]:
         raise RunError(f"--resume {args.resume!r} and this run differ in --no-decay-norm: choose the same")
     optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
+    lay_out_momentum(optimizer)
     if scaler.is_enabled() and args.loss_scale < 0 and checkpoint.get("amp"):
         scaler.load_state_dict({"dynamic": True, **checkpoint["amp"]})  # torch_npu's own scaler asks for that key
     print(f"=> loaded checkpoint '{args.resume}' (epoch {checkpoint['epoch']})")
