@@ -15,6 +15,7 @@ import copy
 import dataclasses
 import datetime
 import difflib
+import fcntl
 import gc
 import importlib.util
 import io
@@ -22,7 +23,6 @@ import math
 import os
 import random
 import re
-import shutil
 import signal
 import socket
 import sys
@@ -46,6 +46,7 @@ import torchvision
 import torchvision.transforms.v2.functional as F
 from torch import nn
 from torch.amp import GradScaler
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms import RandomResizedCrop
@@ -55,6 +56,9 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CHECKPOINT, MODEL_BEST = "checkpoint.pth.tar", "model_best.pth.tar"
 PADDING = -1  # the index that fills up the last validation batches
 IGNORED = -100  # the target of padding: cross_entropy skips it, and no prediction ever equals it
+MAX_BAD_IMAGES = 0.01  # with --bad-images skip, the part of a set from which on it is the set that is bad
+MAX_SKIPPED_STEPS = 100  # in a row, for gradients that overflow
+STOP_SECONDS = 30  # that all processes have to stop in; after that they are killed
 
 
 class RunError(Exception):
@@ -145,6 +149,8 @@ def parse_args(argv=None):
     add("--crop-scale", type=number(float, 0, 1, above=True), nargs=2, default=[0.08, 1.0], metavar=("MIN", "MAX"),
         help="area of a random crop, as a part of the image")
     add("--hflip", type=fraction, default=0.5, metavar="P", help="probability of a horizontal flip")
+    add("--bad-images", choices=["error", "skip"], default="error",
+        help="what an image that can't be read does: end the run, or give way to its neighbour")
     add("--pin-memory", action=argparse.BooleanOptionalAction, default=None,
         help="page-locked host batches, copied while the device computes")
 
@@ -184,6 +190,8 @@ def parse_args(argv=None):
     add("--addr", default="127.0.0.1", help="address of machine 0")
     add("--port", type=number(int, 1, 65535), default=None, help="its port (default: a free one)")
     add("--dist-timeout", type=positive, default=600, metavar="S", help="seconds that a process waits for the others")
+    add("--grad-compress", choices=["fp16", "bf16"], default=None,
+        help="type in which gradients cross the network (default: float32)")
     add("--multiprocessing-distributed", action="store_true", help="accepted; the device list says it")
 
     add = parser.add_argument_group("running").add_argument
@@ -191,6 +199,7 @@ def parse_args(argv=None):
         help="checkpoint to go on from; auto: the output folder's, if there is one")
     add("-e", "--evaluate", action="store_true", help="evaluate on val/ and end")
     add("--output-dir", default=".", metavar="DIR", help="folder for checkpoints and log.csv")
+    add("--save-steps", type=positive, default=None, metavar="N", help="save a checkpoint every N steps as well")
     add("-p", "--print-freq", type=positive, default=10, metavar="N", help="steps between log lines")
     # fmt: on
 
@@ -330,13 +339,18 @@ def choose_devices(args):
 def main():
     """Start one process a device, or be one of torchrun's. Ends with status 0, 1 (the run failed) or 2 (usage)."""
     sys.stdout.reconfigure(line_buffering=True)  # a log file shows a line when it is printed
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     args = parse_args()
+    args.lock = None
     try:
         status = join_torchrun(args) if "LOCAL_RANK" in os.environ else launch(args)
     except RunError as error:
         status = fail(error)
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
+    finally:
+        if args.lock is not None:
+            os.close(args.lock)
     sys.exit(status)
 
 
@@ -346,6 +360,7 @@ def launch(args):
         be_silent()
     choose_devices(args)
     args.processes = len(args.process_device_map)
+    args.places = torch.tensor([[-1, 0, 0]] * args.processes).share_memory_()  # of all processes, for where()
     args.rank_batch = args.batch_size // args.processes
     datasets = prepare_node(args)
     if args.processes * args.nodes == 1:
@@ -356,20 +371,70 @@ def launch(args):
             os.environ.setdefault(*setting.split("="))
     store = open_store(args)
     args.port = store.port
+    stop = StopSignal()
     processes = mp.spawn(run_process, (args, datasets), nprocs=args.processes, join=False).processes
     try:
-        # Asked, not waited for: a killed process's data loading workers would hold up its end for seconds.
-        while not any(codes := [process.exitcode for process in processes]) and None in codes:
-            time.sleep(0.1)
-        for process_id, code in enumerate(codes):
-            if code and code < 0:
-                signal_name = signal.Signals(-code).name
-                return fail(f"{who(process_id, args)} was killed by {signal_name}; go on with --resume auto")
-        return next(filter(None, codes), 0)  # whoever failed has said why
+        return watch(processes, stop, args)
     finally:
         for process in processes:
             process.kill()
             process.join()
+
+
+def watch(processes, stop, args):
+    """Wait until all processes end or one fails, and pass a signal on to them. Returns the exit status."""
+    passed_on = False
+    # Asked, not waited for: a killed process's data loading workers would hold up its end for seconds.
+    while not any(codes := [process.exitcode for process in processes]) and None in codes:
+        time.sleep(0.1)
+        if stop.number and not passed_on:
+            passed_on = True
+            for process in processes:
+                if process.exitcode is None:
+                    os.kill(process.pid, stop.number)
+        if time.monotonic() > stop.since + STOP_SECONDS:
+            fail(f"the processes did not stop within {STOP_SECONDS} s and were killed; the last checkpoint is whole")
+            return 128 + stop.number
+    for process_id, code in enumerate(codes):
+        if code and code < 0 and -code != stop.number:
+            name = signal.Signals(-code).name
+            return fail(f"{who(process_id, args)} was killed by {name}, {where(process_id, args)}: see --resume auto")
+    # Whoever failed has said why.
+    return next((code for code in codes if code and code > 0), 128 + stop.number if stop.number else 0)
+
+
+class StopSignal:
+    """Hears SIGTERM and Ctrl-C. The first one asks for an orderly stop, the next one ends the process.
+
+    Within a second of the first, others are taken for the same request: terminals, launchers and batch systems send
+    one to each process of a group and pass it on besides. hosts is the group of all ranks, None if there is one alone.
+    """
+
+    def __init__(self, hosts=None):
+        self.number, self.since = 0, math.inf
+        self.hosts, self.votes, self.count = hosts, torch.zeros(1, dtype=torch.int32), None
+        for number in signal.SIGTERM, signal.SIGINT:
+            signal.signal(number, self.receive)
+
+    def receive(self, number, _):
+        if not self.number:
+            self.number, self.since = number, time.monotonic()
+        elif time.monotonic() > self.since + 1:
+            raise SystemExit(128 + number)
+
+    def agreed(self):
+        """Return the signal on which to stop now, 0 for none: for all ranks, which call this once a step, the same.
+
+        The votes of a step are counted while the next one is computed, so nobody waits.
+        """
+        if self.hosts is None:
+            return self.number
+        if self.count:
+            self.count.wait()
+        agreed = int(self.votes)
+        self.votes = torch.tensor([self.number], dtype=torch.int32)
+        self.count = dist.all_reduce(self.votes, dist.ReduceOp.MAX, group=self.hosts, async_op=True)
+        return agreed
 
 
 def join_torchrun(args):
@@ -377,10 +442,12 @@ def join_torchrun(args):
     names = "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "GROUP_RANK"
     process_id, args.processes, args.nodes, args.node_rank = (int(os.environ[name]) for name in names)
     args.rank_batch = args.batch_size // args.processes
+    args.places = torch.tensor([[-1, 0, 0]] * args.processes)
     args.process_device_map = args.process_device_map or {i: i for i in range(args.processes)}
     if len(args.process_device_map) != args.processes:
         devices = ",".join(map(str, args.process_device_map.values()))
         raise RunError(f"--device_list {devices}: torchrun starts {args.processes} processes; give as many devices")
+    end_with_parent()
     store, _, _ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=args.dist_timeout)))
     key = f"datasets of node {args.node_rank}"
     if process_id == 0:
@@ -439,28 +506,25 @@ def connect(args, **options):
 def run_process(process_id, args, datasets, store=None):
     """Run main_worker and tell people if it fails, once for all processes. Returns the exit status."""
     args.rank, args.world_size = args.node_rank * args.processes + process_id, args.nodes * args.processes
-    args.position, args.hosts = "before the first step", None
-    details, status = "", 1
+    args.global_batch = args.rank_batch * args.world_size
+    args.process_id, args.hosts = process_id, None
+    message, details, status = None, "", 1
     if args.rank > 0:  # rank 0 alone prints
         be_silent()
     try:
         if args.world_size > 1 and store is None:
             end_with_parent()
             store = connect(args)
-        main_worker(process_id, args, datasets, store)
+        main_worker(process_id, args, datasets, store or dist.HashStore())
         return 0
     except RunError as error:
         message = str(error)
-    except torch.OutOfMemoryError as error:
-        message = f"{who(process_id, args)} ran out of memory, {args.position}: lower --batch-size"
-        details = f"{first_line(error)}\n"
     except KeyboardInterrupt:
-        message, status = None, 128 + signal.SIGINT
+        status = 128 + signal.SIGINT
+    except SystemExit as end:
+        status = end.code
     except Exception as error:
-        message = f"{who(process_id, args)} failed, {args.position}: {type(error).__name__}: {first_line(error)}"
-        details = traceback.format_exc()
-        if store:  # When a process dies, the others fail in their next collective. Let the first one speak.
-            time.sleep(2)
+        message, details = explain(error, store, args)
     with contextlib.suppress(dist.DistError):  # where the store is gone, so is whoever spoke
         if message and (store is None or store.add("failures", 1) == 1):
             fail(message, details)
@@ -469,6 +533,29 @@ def run_process(process_id, args, datasets, store=None):
         gc.collect()
         os._exit(status)
     return status
+
+
+def explain(error, store, args):
+    """Return a message for an exception that nothing foresaw, and its details. It may wait for other ranks' causes."""
+    place = f"{who(args.process_id, args)}, {where(args.process_id, args)}"
+    if isinstance(error, BrokenPipeError):
+        be_silent()  # or Python tells of it a second time
+        return "standard output was closed, so the run ended: see --resume auto", ""
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"{place}: out of memory; lower --batch-size", f"{first_line(error)}\n"
+    if "DataLoader worker" in str(error):  # its class says no more
+        remedy = "if by SIGKILL or a bus error, memory or /dev/shm ran out: fewer --workers or a larger /dev/shm"
+        return f"{place}: a data loading process was killed ({first_line(error)}); {remedy}", ""
+    message, details = f"{place}: {type(error).__name__}: {first_line(error)}", traceback.format_exc()
+    if store:
+        # When a process dies, the others fail in their next collective, and when one is stuck, their time runs out.
+        with contextlib.suppress(dist.DistError):
+            store.set(f"rank {args.rank} failed", "")
+            time.sleep(2)  # let the first cause be told
+            stuck = [str(rank) for rank in range(args.world_size) if not store.check([f"rank {rank} failed"])]
+            if stuck and re.search("timed? ?out", str(error), re.IGNORECASE):
+                return f"{place}: no answer from rank {', '.join(stuck)} for {args.dist_timeout} s (--dist-timeout)", ""
+    return message, details
 
 
 def end_with_parent():
@@ -486,6 +573,12 @@ def who(process_id, args):
     """Return a process's rank and device, such as "rank 1 (npu 1)"."""
     rank = args.node_rank * args.processes + process_id
     return f"rank {rank} ({args.device} {args.process_device_map[process_id]})"
+
+
+def where(process_id, args):
+    """Return how far a process of this machine has come, such as "epoch 3, step 17"."""
+    epoch, validating, step = args.places[process_id].tolist()
+    return f"epoch {epoch}, {'validation ' if validating else ''}step {step}" if epoch >= 0 else "before the first step"
 
 
 def fail(message, details=""):
@@ -517,16 +610,9 @@ def prepare_node(args):
     if len(train_images) < step and not args.evaluate:
         most = len(train_images) // args.nodes
         raise RunError(f"{len(train_images)} training images don't make one step of {step}: --batch-size {most} would")
-    try:
-        os.makedirs(args.output_dir, exist_ok=True)
-        tempfile.TemporaryFile(dir=args.output_dir).close()
-    except OSError as error:
-        raise RunError(f"--output-dir {args.output_dir!r} cannot be written to: {error.strerror}") from error
-    if args.resume == "auto":
-        args.resume = os.path.join(args.output_dir, CHECKPOINT)
-        if not os.path.lexists(args.resume):
-            print(f"=> no checkpoint at '{args.resume}' yet: starting from the beginning")
-            args.resume = None
+    if args.node_rank == 0 and not args.evaluate:
+        claim_output_folder(args)
+    choose_checkpoint(args)
     if args.evaluate and not (args.resume or args.pretrained):
         warn("--evaluate without --resume or --pretrained evaluates a model that was never trained")
     if args.amp and PLATFORMS[args.device].amp_note:
@@ -537,6 +623,37 @@ def prepare_node(args):
     if checkpoint.get("classes", train_images.classes) != train_images.classes:
         warn(f"{args.resume!r} was trained on classes of other names than those in {args.data!r}")
     return datasets
+
+
+def claim_output_folder(args):
+    """Make the output folder, for this run alone until the process ends. Raises RunError."""
+    name = f"--output-dir {args.output_dir!r}"
+    try:
+        os.makedirs(args.output_dir, exist_ok=True)
+        tempfile.TemporaryFile(dir=args.output_dir).close()
+        args.lock = os.open(args.output_dir, os.O_RDONLY)  # closed when the process ends, however it ends
+    except OSError as error:
+        raise RunError(f"{name} cannot be written to: {error.strerror}") from error
+    try:
+        fcntl.flock(args.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RunError(f"{name} is another run's, which goes on: choose another folder, or end that run") from error
+    except OSError as error:
+        warn(f"{name} cannot be locked ({error.strerror}): see that no other run writes there")
+
+
+def choose_checkpoint(args):
+    """Replace --resume auto by the output folder's checkpoint, None if there is none yet. Raises RunError."""
+    checkpoint, best = (os.path.join(args.output_dir, name) for name in (CHECKPOINT, MODEL_BEST))
+    if args.resume == "auto" and os.path.lexists(checkpoint):
+        args.resume = checkpoint
+    elif args.resume == "auto" and os.path.lexists(best):
+        raise RunError(f"--resume auto: {checkpoint!r} is missing, but there is {best!r}: --resume that, or move it")
+    elif args.resume == "auto":
+        print(f"=> no checkpoint at {checkpoint!r} yet: starting from the beginning")
+        args.resume = None
+    elif not args.resume and not args.evaluate and os.path.lexists(checkpoint):
+        warn(f"{checkpoint!r} will be replaced; --resume auto would go on from it")
 
 
 def open_datasets(args):
@@ -582,6 +699,7 @@ def main_worker(process_id, args, datasets, store):
 
     checkpoint = open_checkpoint(args)
     args.seed = agree_on_seed(checkpoint.get("seed") if args.seed is None else args.seed, datasets, args)
+    steps = len(datasets[0]) // args.global_batch
     print(f"=> seed {args.seed}")
     print(f"=> {'using pre-trained' if args.pretrained else 'creating'} model '{args.arch}'")
     torch.manual_seed(args.seed)
@@ -593,49 +711,42 @@ def main_worker(process_id, args, datasets, store):
         init_scale=args.loss_scale if args.loss_scale > 0 else 2.0**16,
         enabled=args.amp and args.amp_dtype is torch.float16,
     )
-    best_acc1, history = -math.inf, []
+    if args.amp:
+        scale = f", loss scale {scaler.get_scale():g}, {type(scaler).__module__}" if scaler.is_enabled() else ""
+        print(f"=> mixed precision: {str(args.amp_dtype).removeprefix('torch.')}{scale}")
+    saver = Saver(model, optimizer, scaler, datasets[0].classes, args)
+    args.start_step, figures = 0, None
     if args.resume:
-        args.start_epoch, best_acc1, history = resume(checkpoint, optimizer, scaler, args)
+        args.start_epoch, args.start_step, figures = resume(checkpoint, saver, steps, args)
 
-    batches = load_batches(datasets, device, args)
-    steps = len(datasets[0]) // (args.rank_batch * args.world_size)
+    batches = load_batches(datasets, device, store, args)
     if args.evaluate:
         validate(batches, len(datasets[1]), model, device, args)
         return
+    saver.stop = StopSignal(args.hosts)
     criterion = nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
     ddp = model
     if args.world_size > 1:
         ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
         ddp.broadcast_buffers = False  # average_buffers() does better, once an epoch
+        if args.grad_compress:
+            ddp.register_comm_hook(None, getattr(default_hooks, f"{args.grad_compress}_compress_hook"))
     for epoch in range(args.start_epoch, args.epochs):
-        start = time.time()
-        trained, speed = train(batches, steps, ddp, criterion, optimizer, scaler, epoch, device, args)
-        average_buffers(model, args.world_size)
-        evaluated = validate(batches, len(datasets[1]), model, device, args)
+        progress = ProgressMeter(steps, f"Epoch: [{epoch}]", device, args.start_step, figures)
+        start = time.time() - progress.batch_time.sum
+        trained, speed = train(batches, ddp, criterion, optimizer, scaler, progress, epoch, saver, device, args)
+        average_buffers(model, args)
+        after_step = partial(saver.after_step, epoch, steps, progress)
+        evaluated = validate(batches, len(datasets[1]), model, device, args, epoch, after_step)
         seconds = round(time.time() - start, 1)
-        history.append({"epoch": epoch, **trained, **evaluated, "img_per_s": speed, "seconds": seconds})
-
-        is_best = evaluated["val_acc1"] > best_acc1
-        best_acc1 = max(evaluated["val_acc1"], best_acc1)
-        if args.rank == 0:
-            state = {
-                "epoch": epoch + 1,
-                "arch": args.arch,
-                "state_dict": model.state_dict(),
-                "best_acc1": best_acc1,
-                "optimizer": optimizer.state_dict(),
-                "amp": scaler.state_dict(),
-                "classes": datasets[0].classes,
-                "seed": args.seed,
-                "history": history,
-            }
-            save_checkpoint(to_cpu(state), is_best, args.output_dir)
-            write_log(history, args.output_dir)
+        saver.after_epoch(epoch, {"epoch": epoch, **trained, **evaluated, "img_per_s": speed, "seconds": seconds})
+        args.start_step, figures = 0, None
     if args.start_epoch >= args.epochs:
         print(f"=> all {args.epochs} epochs are done: a higher --epochs would train on")
-    speed = f"{history[-1]['img_per_s']:.0f} img/s, " if history else ""
-    print(f"=> best Acc@1 {best_acc1:.3f}, {speed}checkpoint '{os.path.join(args.output_dir, CHECKPOINT)}'")
+    speed = f"{saver.history[-1]['img_per_s']:.0f} img/s, " if saver.history else ""
+    print(f"=> best Acc@1 {saver.best_acc1:.3f}, {speed}checkpoint '{os.path.join(args.output_dir, CHECKPOINT)}'")
     if args.world_size > 1:
+        dist.barrier(args.hosts)  # until the last votes are counted everywhere
         dist.destroy_process_group()
 
 
@@ -753,29 +864,37 @@ def read_image(path):
     """
     try:
         data = np.fromfile(path, dtype=np.uint8)
-        try:
-            image = torchvision.io.decode_image(torch.from_numpy(data), torchvision.io.ImageReadMode.RGB)
-        except RuntimeError:
-            return F.pil_to_tensor(PIL.Image.open(io.BytesIO(data)).convert("RGB"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PIL's, of what is odd in a file and does no harm
+            header = PIL.Image.open(io.BytesIO(data))  # refuses a few bytes that claim to be a huge image
+            try:
+                image = torchvision.io.decode_image(torch.from_numpy(data), torchvision.io.ImageReadMode.RGB)
+            except RuntimeError:
+                return F.pil_to_tensor(header.convert("RGB"))
         if image.dtype is not torch.uint8:  # a 16-bit PNG
             image = (image.int() >> 8).byte()
         return image if image.dim() == 3 else image[0]  # an animation's first frame
     except Exception as error:
-        raise RunError(f"{path!r} cannot be read as an image ({first_line(error)}): mend or remove it") from error
+        what = "no image format" if isinstance(error, PIL.UnidentifiedImageError) else first_line(error)
+        raise RunError(f"{path!r} cannot be read as an image ({what}): mend or remove it") from error
 
 
 def train_transform(image, seed, args):
     """Return a random part of an image (uint8 [3, H, W]), perhaps flipped, as uint8 [3, image_size, image_size]."""
     with torch.random.fork_rng(devices=[]):  # without workers, the model draws in this process too
         torch.default_generator.manual_seed(seed)
-        crop = RandomResizedCrop.get_params(image, args.crop_scale, [3 / 4, 4 / 3])
+        top, left, height, width = RandomResizedCrop.get_params(image, args.crop_scale, [3 / 4, 4 / 3])
         flip = torch.rand(()) < args.hflip
-    image = F.resized_crop(image, *crop, [args.image_size, args.image_size], antialias=True)
-    return F.horizontal_flip(image) if flip else image
+    # What torchvision's resized_crop() does, in fewer calls: for one image they cost as much as the arithmetic.
+    image = image[None, :, top : top + height, left : left + width]
+    image = nn.functional.interpolate(image, [args.image_size] * 2, mode="bilinear", antialias=True)[0]
+    return image.flip(-1) if flip else image
 
 
 def val_transform(image, args):
     """Return the middle of a resized image (uint8 [3, H, W]) as uint8 [3, image_size, image_size]."""
+    height, width = image.shape[1:]
+    image = F.center_crop(image, [min(height, 8 * width), min(width, 8 * height)])  # a sliver would become huge
     image = F.resize(image, [max(args.resize_size, args.image_size)], antialias=True)
     return F.center_crop(image, [args.image_size, args.image_size])
 
@@ -785,14 +904,14 @@ def mix(*numbers):
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
-def train_batches(count, batch_size, rank, world_size, seed, epoch):
-    """Yield one rank's batches of an epoch as lists of batch_size indices.
+def train_batches(count, batch_size, rank, world_size, seed, epoch, first_step=0):
+    """Yield one rank's batches of an epoch from first_step on as lists of batch_size indices.
 
     The ranks' batches of a step together are the next piece of one permutation of range(count), which depends on seed
     and epoch alone. What is left at the end, less than a piece, is dropped.
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed(mix(seed, epoch)))
-    for step in range(count // (batch_size * world_size)):
+    for step in range(first_step, count // (batch_size * world_size)):
         start = (step * world_size + rank) * batch_size
         yield order[start : start + batch_size].tolist()
 
@@ -813,14 +932,16 @@ def run_order(datasets, args):
     share = args.rank_batch, args.rank, args.world_size
     for epoch in [0] if args.evaluate else range(args.start_epoch, args.epochs):
         if not args.evaluate:
-            for indices in train_batches(len(datasets[0]), *share, args.seed, epoch):
+            first_step = args.start_step if epoch == args.start_epoch else 0
+            for indices in train_batches(len(datasets[0]), *share, args.seed, epoch, first_step):
                 yield 0, epoch, indices
         for indices in val_batches(len(datasets[1]), *share):
             yield 1, epoch, indices
 
 
 class Batches(torch.utils.data.Dataset):
-    """Turns what run_order yields into images uint8 [B, 3, S, S] and targets [B], IGNORED for padding.
+    """Turns what run_order yields into images uint8 [B, 3, S, S], targets [B], IGNORED for padding, and a list of
+    (dataset number, index, what is wrong) for the images that can't be read.
 
     An image's augmentation is drawn from (seed, epoch, index): which worker reads it makes no difference. A RunError
     takes a batch's place, because on its way from a worker an exception would lose its form.
@@ -834,19 +955,37 @@ class Batches(torch.utils.data.Dataset):
         number, epoch, indices = key
         images = torch.zeros(len(indices), 3, self.args.image_size, self.args.image_size, dtype=torch.uint8)
         targets = torch.full((len(indices),), IGNORED, dtype=PLATFORMS[self.args.device].target_dtype)
+        bad = []
         try:
             for slot, i in enumerate(indices):
-                if i != PADDING:
-                    image = self.datasets[number].read(i)
+                image, source = self.read(number, i, bad) if i != PADDING else (None, i)
+                if image is not None:
                     training = (mix(self.args.seed, epoch, i),) if number == 0 else ()
                     images[slot] = (train_transform if training else val_transform)(image, *training, self.args)
-                    targets[slot] = self.datasets[number].label(i)
+                    targets[slot] = self.datasets[number].label(source)
         except RunError as error:
             return error
-        return images, targets
+        return images, targets, bad
+
+    def read(self, number, i, bad):
+        """Return image i, uint8 [3, H, W], and i. With --bad-images skip, one that can't be read is added to `bad`; in
+        training its nearest neighbour that can be read takes its place, in validation None."""
+        dataset = self.datasets[number]
+        for distance in range(len(dataset)):
+            for source in (i + distance, i - distance) if distance else (i,):
+                if 0 <= source < len(dataset):
+                    try:
+                        return dataset.read(source), source
+                    except RunError as error:
+                        if self.args.bad_images == "error":
+                            raise
+                        bad.append((number, source, str(error)))
+                        if number == 1:
+                            return None, i
+        raise RunError(f"none of {len(dataset)} images can be read; the last one: {bad[-1][2]}")
 
 
-def load_batches(datasets, device, args):
+def load_batches(datasets, device, store, args):
     """Yield this rank's batches in run_order, on the device: images, normalised float32 [B, 3, S, S]; targets [B],
     IGNORED for padding; and the number of images without padding. Raises RunError for an image that can't be read."""
     workers = math.ceil(args.workers / args.processes)
@@ -864,11 +1003,24 @@ def load_batches(datasets, device, args):
     for batch in loader:
         if isinstance(batch, RunError):
             raise batch
-        count = int((batch[1] != IGNORED).sum())  # still on the host
+        images, targets, bad = batch
+        name_bad_images(bad, datasets, store)
+        count = int((targets != IGNORED).sum())  # still on the host
         # The images cross as uint8, a quarter of the bytes, while the device computes.
-        images, targets = (tensor.to(device, non_blocking=True) for tensor in batch)
+        images, targets = (tensor.to(device, non_blocking=True) for tensor in (images, targets))
         images = (images.float() - mean) / std
         yield images.contiguous(memory_format=PLATFORMS[args.device].memory_format), targets, count
+
+
+def name_bad_images(bad, datasets, store):
+    """Warn of each image once in all ranks, which count them in the store. Raises RunError if they are too many."""
+    for number, i, what in bad:
+        if store.add(f"bad image {number}, {i}", 1) == 1:
+            warn(what)
+            count, most = store.add(f"bad images {number}", 1), MAX_BAD_IMAGES * len(datasets[number])
+            if count > most:
+                kind = ("training", "validation")[number]
+                raise RunError(f"more than {MAX_BAD_IMAGES:.0%} of the {kind} images can't be read; the last: {what}")
 
 
 def start_worker(_):
@@ -959,12 +1111,12 @@ def learning_rate(step, steps_per_epoch, args):
 # --------------------------------------------------------------------------------------------------- train, validate
 
 
-def train(batches, steps, model, criterion, optimizer, scaler, epoch, device, args):
-    """Train for one epoch of `steps` steps. Returns its figures over all ranks, named as in log.csv, and its img/s."""
-    progress = ProgressMeter(steps, f"Epoch: [{epoch}]", device)
+def train(batches, model, criterion, optimizer, scaler, progress, epoch, saver, device, args):
+    """Train to the end of an epoch. Returns its figures over all ranks, named as in log.csv, and its img/s."""
+    steps = progress.num_batches
     model.train()
-    for i in range(steps):
-        step, args.position = epoch * steps + i, f"epoch {epoch}, step {i}"
+    for i in range(progress.first_step, steps):
+        step, args.places[args.process_id] = epoch * steps + i, torch.tensor([epoch, 0, i])
         images, targets, count = next(batches)
         progress.data_arrived()
         lr = learning_rate(step, steps, args)
@@ -984,33 +1136,50 @@ def train(batches, steps, model, criterion, optimizer, scaler, epoch, device, ar
         scaler.update(None if args.loss_scale < 0 else args.loss_scale)
 
         if i % args.print_freq == 0 or i == steps - 1:
-            skipped = progress.read()
-            if skipped:
-                print(f"=> gradients overflowed, steps skipped: {skipped}; loss scale {scaler.get_scale():g}")
+            check_numbers(progress, scaler, args)
         if i % args.print_freq == 0:
             speed = count * args.world_size / progress.batch_time.val
             left = datetime.timedelta(seconds=int((args.epochs * steps - step - 1) * progress.batch_time.avg))
             progress.display(i + 1, f"{speed:.0f} img/s", f"lr {lr:.4g}", f"{left} left")
+        saver.after_step(epoch, i + 1, progress, due=args.save_steps and (i + 1) % args.save_steps == 0)
     loss, acc1, acc5, images = progress.means(args.hosts)
     speed = round(images / progress.batch_time.sum, 1)
+    lr = learning_rate((epoch + 1) * steps - 1, steps, args)
     return {"lr": lr, "train_loss": loss, "train_acc1": acc1, "train_acc5": acc5}, speed
 
 
+def check_numbers(progress, scaler, args):
+    """Bring the meters up to date. Say that steps were skipped, if it wasn't said of the step before them.
+
+    Raises RunError if there is no end to that, or if the loss is not finite.
+    """
+    skipped, in_a_row, steps = progress.read()
+    place = where(args.process_id, args)
+    if skipped and in_a_row <= steps:
+        print(f"=> gradients overflowed, steps skipped: {skipped}; loss scale {scaler.get_scale():g}")
+    if in_a_row >= MAX_SKIPPED_STEPS:
+        scale = f"loss scale {scaler.get_scale():g}"
+        raise RunError(f"{place}: {in_a_row} steps in a row overflowed ({scale}): lower --lr, or --loss_scale -1")
+    if not math.isfinite(progress.losses.val):
+        remedy = "lower --lr or choose --warmup-epochs; the last checkpoint is from before"
+        raise RunError(f"{place}: the loss is {progress.losses.val}: {remedy}")
+
+
 def overflow(scaler, optimizer):
-    """Return a device scalar that is above 0 if the scaler has just skipped the step; nothing is read."""
+    """Return a device scalar, 1 if the scaler has just skipped the step and 0 if not, None without a scaler."""
     if not scaler.is_enabled():
-        return 0
+        return None
     return sum(scaler._found_inf_per_device(optimizer).values())  # there is no public name
 
 
-def validate(batches, count, model, device, args):
+def validate(batches, count, model, device, args, epoch=0, after_step=lambda: None):
     """Evaluate the model on all `count` validation images. Returns its exact figures, as log.csv names them."""
-    steps = math.ceil(count / (args.rank_batch * args.world_size))
+    steps = math.ceil(count / args.global_batch)
     progress = ProgressMeter(steps, "Test: ", device)
     model.eval()
     with torch.no_grad():
         for i in range(steps):
-            args.position = f"validation step {i}"
+            args.places[args.process_id] = torch.tensor([epoch, 1, i])
             images, targets, image_count = next(batches)
             with torch.autocast(device.type, dtype=args.amp_dtype, enabled=args.amp):
                 output = model(images)
@@ -1020,8 +1189,11 @@ def validate(batches, count, model, device, args):
                 progress.read()
             if i % args.print_freq == 0:
                 progress.display(i + 1)
-    loss, acc1, acc5, _ = progress.means(args.hosts)
+            after_step()
+    loss, acc1, acc5, images = progress.means(args.hosts)
     print(f" *   Acc@1 {acc1:.3f} Acc@5 {acc5:.3f}")
+    if images < count:
+        print(f"=> of {count} validation images, {count - images} can't be read and are not in these figures")
     return {"val_loss": loss, "val_acc1": acc1, "val_acc5": acc5}
 
 
@@ -1035,13 +1207,16 @@ def accuracy(output, target, topk=(1,)):
     return torch.stack([correct[:, :k].sum().float() for k in topk])
 
 
-def average_buffers(model, world_size):
-    """Replace the batch-norm statistics by their means over all ranks, so that every rank has the same model."""
+def average_buffers(model, args):
+    """Replace the batch-norm statistics by their means over all ranks, so that every rank has the same model.
+
+    Summed by the hosts in float64, means of equal numbers are exactly these numbers: it can be done twice.
+    """
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    if world_size > 1 and buffers:
-        means = nn.utils.parameters_to_vector(buffers)
-        dist.all_reduce(means)
-        nn.utils.vector_to_parameters(means / world_size, buffers)
+    if args.hosts and buffers:
+        means = torch.cat([buffer.flatten() for buffer in buffers]).cpu().double()
+        dist.all_reduce(means, group=args.hosts)
+        nn.utils.vector_to_parameters((means / args.world_size).to(buffers[0]), buffers)
 
 
 # ------------------------------------------------------------------------------------------------------ checkpoints
@@ -1073,19 +1248,85 @@ def write_whole(path, write):
         os.fsync(folder)  # or the new name might not survive a power cut
         os.close(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError is torch.save's
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
         reason = getattr(error, "strerror", None) or first_line(error)
         raise RunError(f"cannot write {path!r} ({reason}); what was there before is untouched") from error
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
 
 
 def save_checkpoint(state, is_best, output_dir):
-    """Write the checkpoint, and if it is the best one yet a copy of it."""
-    checkpoint = os.path.join(output_dir, CHECKPOINT)
-    write_whole(checkpoint, lambda file: torch.save(state, file))
-    if is_best:
-        with open(checkpoint, "rb") as source:
-            write_whole(os.path.join(output_dir, MODEL_BEST), lambda file: shutil.copyfileobj(source, file))
+    """Write the checkpoint and, if it is the best one yet, the same as model_best.
+
+    The checkpoint comes last: a run that is killed in between repeats the epoch, and writes both again.
+    """
+    for name in [MODEL_BEST, CHECKPOINT] if is_best else [CHECKPOINT]:
+        write_whole(os.path.join(output_dir, name), partial(torch.save, state))
+
+
+class Saver:
+    """Saves the run, from parts of all ranks: at the end of an epoch, every --save-steps steps, and when it is to stop.
+
+    It also keeps what only checkpoints and the log need: the best Acc@1 in % and the rows of log.csv.
+    """
+
+    def __init__(self, model, optimizer, scaler, classes, args):
+        self.model, self.optimizer, self.scaler, self.classes, self.args = model, optimizer, scaler, classes, args
+        self.best_acc1, self.history, self.stop = -math.inf, [], None
+
+    def after_step(self, epoch, steps, progress, due=False):
+        """Save if it is due or the run is to stop, and in that case end the process.
+
+        All ranks call this after each step. steps are the epoch's training steps so far and progress their meter.
+        """
+        number = self.stop.agreed()
+        if due or number:
+            self.save(epoch, steps, progress)
+        if number:
+            name = signal.Signals(number).name
+            print(f"=> stopped by {name}, {where(0, self.args)}: --resume auto goes on from here")
+            if self.args.hosts:
+                dist.barrier(self.args.hosts)  # the first process to end ends all: not before the checkpoint is there
+            raise SystemExit(128 + number)
+
+    def after_epoch(self, epoch, row):
+        """Save the epoch, whose row of log.csv this is."""
+        is_best = row["val_acc1"] > self.best_acc1
+        self.best_acc1 = max(row["val_acc1"], self.best_acc1)
+        self.history.append(row)
+        self.save(epoch + 1, is_best=is_best)
+
+    def save(self, epoch, steps=0, progress=None, is_best=False):
+        """Write a checkpoint to go on from in an epoch, after so many steps. Raises RunError for what isn't finite."""
+        args, ranks = self.args, []
+        if steps:  # within an epoch, batch-norm statistics and figures are each rank's own
+            part = {"figures": progress.state(), "buffers": to_cpu(dict(self.model.named_buffers()))}
+            ranks = [part] * args.world_size
+            if args.hosts:
+                dist.gather_object(part, ranks if args.rank == 0 else None, group=args.hosts)
+        if args.rank > 0:
+            return
+        state = {
+            "epoch": epoch,
+            "arch": args.arch,
+            "state_dict": self.model.state_dict(),
+            "best_acc1": self.best_acc1,
+            "optimizer": self.optimizer.state_dict(),
+            "amp": self.scaler.state_dict(),
+            "classes": self.classes,
+            "seed": args.seed,
+            "history": self.history,
+            "images": steps * args.global_batch,  # of the epoch, trained on by all ranks together
+            "ranks": ranks,
+        }
+        state = to_cpu(state)
+        for name, weights in state["state_dict"].items():
+            if not weights.isfinite().all():
+                place = where(args.process_id, args)
+                raise RunError(f"{place}: {name} is not finite: lower --lr; the last checkpoint is from before")
+        if self.history:
+            write_log(self.history, args.output_dir)
+        save_checkpoint(state, is_best, args.output_dir)
 
 
 def open_checkpoint(args):
@@ -1104,17 +1345,20 @@ def open_checkpoint(args):
     except Exception as error:  # what a damaged file raises depends on the damage
         if "weights_only" in str(error) or "Weights only" in str(error):
             raise RunError(f"{source} holds more than numbers, or none; code in a checkpoint is never run") from error
-        raise RunError(f"{source} is no checkpoint, or a damaged one ({first_line(error)})") from error
+        best = os.path.join(os.path.dirname(args.resume), MODEL_BEST)
+        remedy = f"--resume {best!r}, or move the file away" if os.path.exists(best) else "move the file away"
+        raise RunError(f"{source} is no checkpoint, or a damaged one ({first_line(error)}): {remedy}") from error
     kinds = {"epoch": int, "arch": str, "state_dict": dict, "best_acc1": (float, int, torch.Tensor), "optimizer": dict}
-    content = {"history": [], **checkpoint} if isinstance(checkpoint, dict) else {}
-    wrong = [key for key, kind in {**kinds, "history": list}.items() if not isinstance(content.get(key), kind)]
+    kinds |= {"history": list, "images": int, "ranks": list}  # this script's own
+    content = {"history": [], "images": 0, "ranks": [], **checkpoint} if isinstance(checkpoint, dict) else {}
+    wrong = [key for key, kind in kinds.items() if not isinstance(content.get(key), kind)]
     if wrong or not content["optimizer"].get("param_groups"):
         raise RunError(
             f"{source} is no checkpoint of a training run: {', '.join(wrong or ['optimizer'])} missing or odd"
         )
     if checkpoint["arch"] != args.arch:
         raise RunError(f"{source} holds a {checkpoint['arch']}: give --arch {checkpoint['arch']}")
-    return checkpoint
+    return content
 
 
 def published_weights(arch):
@@ -1128,12 +1372,14 @@ def published_weights(arch):
         raise RunError(f"--pretrained: {reason}; without a network, put that file into {cache!r}") from error
 
 
-def resume(checkpoint, optimizer, scaler, args):
-    """Restore optimizer and scaler. Returns the next epoch, the best Acc@1 in % and the rows of log.csv so far.
+def resume(checkpoint, saver, steps, args):
+    """Restore all but the model's weights. Returns where to go on: the epoch, the number of its steps that are done,
+    and this rank's figures of them, None if there are none.
 
     Learning rate, momentum, weight decay and a static loss scale are the options', not the checkpoint's.
     """
-    print(f"=> loading checkpoint '{args.resume}'")
+    print(f"=> loading checkpoint {args.resume!r}")
+    optimizer, scaler = saver.optimizer, saver.scaler
     groups, saved = optimizer.state_dict()["param_groups"], checkpoint["optimizer"]
     if [len(group["params"]) for group in saved["param_groups"]] != [len(group["params"]) for group in groups]:
         raise RunError(f"--resume {args.resume!r} and this run differ in --no-decay-norm: choose the same")
@@ -1141,8 +1387,17 @@ def resume(checkpoint, optimizer, scaler, args):
     lay_out_momentum(optimizer)
     if scaler.is_enabled() and args.loss_scale < 0 and checkpoint.get("amp"):
         scaler.load_state_dict({"dynamic": True, **checkpoint["amp"]})  # torch_npu's own scaler asks for that key
-    print(f"=> loaded checkpoint '{args.resume}' (epoch {checkpoint['epoch']})")
-    return checkpoint["epoch"], float(checkpoint["best_acc1"]), list(checkpoint.get("history", []))
+    saver.best_acc1, saver.history = float(checkpoint["best_acc1"]), list(checkpoint["history"])
+    epoch, images, ranks = checkpoint["epoch"], checkpoint["images"], checkpoint["ranks"]
+    step, figures = images // args.global_batch, None
+    if images:
+        if images % args.global_batch or step > steps or args.seed != checkpoint.get("seed"):
+            raise RunError(f"--resume {args.resume!r} is from within an epoch: choose the same data, batch and seed")
+        for name, buffer in saver.model.named_buffers():
+            buffer.copy_(ranks[args.rank % len(ranks)]["buffers"][name])
+        figures = ProgressMeter.share([part["figures"] for part in ranks], args.rank, args.world_size)
+    print(f"=> loaded checkpoint {args.resume!r} (epoch {epoch}{f', step {step}' if step else ''})")
+    return epoch, step, figures
 
 
 def write_log(history, output_dir):
@@ -1180,44 +1435,67 @@ class ProgressMeter:
     """Counts and shows how a pass over the data goes, in the PyTorch example's format.
 
     Loss and hits are summed on the device. read() fetches them, and only there does the host wait for the device; a
-    meter's latest value is the mean since the read before.
+    meter's latest value is the mean since the read before. first_step and figures, what state() returned, let a
+    meter go on where another one was.
     """
 
-    def __init__(self, num_batches, prefix, device):
-        self.num_batches, self.prefix = num_batches, prefix
+    def __init__(self, num_batches, prefix, device, first_step=0, figures=None):
+        self.num_batches, self.prefix, self.first_step = num_batches, prefix, first_step
         self.batch_time, self.data_time = AverageMeter("Time", "6.3f"), AverageMeter("Data", "6.3f")
         self.losses = AverageMeter("Loss", ".4e")
         self.top1, self.top5 = AverageMeter("Acc@1", "6.2f", 100), AverageMeter("Acc@5", "6.2f", 100)
-        self.sums = torch.zeros(4, device=device)  # loss, hits among 1 and among 5, skipped steps
-        self.images, self.steps, self.waited = 0, 0, 0.0
+        seconds, *figures = figures or [0.0] * 9
+        for meter, total in zip([self.losses, self.top1, self.top5], figures[:3], strict=True):
+            meter.sum, meter.count = total, figures[3]
+        self.batch_time.sum, self.batch_time.count = seconds, first_step
+        self.sums = torch.tensor(figures[4:], device=device)  # loss, hits among 1 and among 5, images since read()
+        self.skipped = torch.zeros(2, device=device)  # steps since read(), steps in a row
+        self.steps, self.waited = 0, 0.0
         self.last_read = self.last_step = time.time()
+
+    def state(self):
+        """Return the figures so far: the seconds, then sums, those since read() apart, so that nothing changes."""
+        seconds = self.batch_time.sum + time.time() - self.last_read
+        return [seconds, self.losses.sum, self.top1.sum, self.top5.sum, self.losses.count, *self.sums.tolist()]
+
+    @staticmethod
+    def share(figures, rank, world_size):
+        """Return a rank's part of the figures of all ranks, which may have been more or fewer: their sum is kept."""
+        own = [sum(column) for column in zip(*figures[rank::world_size], strict=True)] or [0.0] * 9
+        return [figures[0][0], *own[1:]]
 
     def data_arrived(self):
         self.waited += time.time() - self.last_step
 
-    def add(self, images, loss_sum, output, targets, skipped=0):
-        """Add a step: the number of its images, and device tensors."""
+    def add(self, images, loss_sum, output, targets, skipped=None):
+        """Add a step: the number of its images, and device tensors. One that was skipped counts as such alone: nothing
+        was learnt, and its loss may be infinite."""
         with torch.no_grad():
-            self.sums[0] += loss_sum
-            self.sums[1:3] += accuracy(output, targets, topk=(1, 5))
-            self.sums[3] += skipped
-        self.images += images
+            count = torch.full((1,), float(images), device=self.sums.device)
+            figures = torch.cat([loss_sum.view(1).float(), accuracy(output, targets, topk=(1, 5)), count])
+            if skipped is not None:
+                figures = figures.where(skipped == 0, torch.zeros_like(figures))
+                self.skipped = torch.stack([self.skipped[0] + skipped, (self.skipped[1] + skipped) * skipped])
+            self.sums += figures
         self.steps += 1
         self.last_step = time.time()
 
     def read(self):
-        """Bring the meters up to date. Returns the number of steps skipped since the read before."""
-        loss, top1, top5, skipped = self.sums.tolist()
+        """Bring the meters up to date. Returns the number of steps skipped since the read before, the number of skipped
+        steps in a row up to now, and the number of steps since the read before."""
+        loss, top1, top5, images, skipped, in_a_row = torch.cat([self.sums, self.skipped]).tolist()
         self.sums.zero_()
-        now = time.time()
-        self.losses.update(loss, self.images)
-        self.top1.update(top1, self.images)
-        self.top5.update(top5, self.images)
-        self.batch_time.update(now - self.last_read, self.steps)
-        self.data_time.update(self.waited, self.steps if self.waited else 0)  # not shown where it isn't measured
-        self.images, self.steps, self.waited = 0, 0, 0.0
+        self.skipped[0] = 0
+        now, steps = time.time(), self.steps
+        if images:
+            self.losses.update(loss, int(images))
+            self.top1.update(top1, int(images))
+            self.top5.update(top5, int(images))
+        self.batch_time.update(now - self.last_read, steps)
+        self.data_time.update(self.waited, steps if self.waited else 0)  # not shown where it isn't measured
+        self.steps, self.waited = 0, 0.0
         self.last_read = self.last_step = now
-        return int(skipped)
+        return int(skipped), int(in_a_row), steps
 
     def means(self, hosts):
         """Return loss, Acc@1 and Acc@5 in % over all ranks' images, and the number of those images. hosts is the group
@@ -1227,7 +1505,7 @@ class ProgressMeter:
         if hosts:
             dist.all_reduce(sums, group=hosts)
         loss, top1, top5, images = sums.tolist()
-        return loss / images, top1 / images, top5 / images, int(images)
+        return *(total / (images or math.nan) for total in (loss, top1, top5)), int(images)
 
     def display(self, batch, *more):
         width = len(str(self.num_batches))

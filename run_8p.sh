@@ -37,6 +37,8 @@ export HCCL_CONNECT_TIMEOUT=${HCCL_CONNECT_TIMEOUT:-600}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 # The guide's command. It asks for a port too; left out, a free one is used.
+exec 3> >(exec tee -i "$log") # -i: Ctrl-C is main.py's to handle, and to be logged
+tee=$!
 python3 "$here/main.py" "$data" \
     --workers 160 \
     --lr 0.8 \
@@ -49,8 +51,20 @@ python3 "$here/main.py" "$data" \
     --epochs 90 \
     --rank 0 \
     --amp \
-    "$@" 2>&1 | tee -i "$log" # -i: Ctrl-C is main.py's to handle, and to be logged
-status=${PIPESTATUS[0]}
+    "$@" >&3 2>&1 3>&- &
+training=$!
+exec 3>&-
+
+# A batch system's signal goes to this script: main.py saves a checkpoint when it gets it. Each one ends a wait.
+trap 'kill -s INT $training' INT
+trap 'kill -s TERM $training' TERM
+wait $training
+status=$?
+while kill -0 $training 2>/dev/null; do
+    wait $training
+    status=$?
+done
+wait $tee
 
 if [[ $status -eq 0 ]]; then
     sed -nE "s|^=> best Acc@1 ([^,]*), ([0-9]+) img/s, checkpoint '(.*)'$|images/s: \2\nbest Acc@1: \1\ncheckpoint: \3|p" "$log"

@@ -11,6 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import warnings
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -102,6 +104,124 @@ def run(start):
     return lambda *options, **how: finish_process(start(*options, **how))
 
 
+def read_process(process, text=None, count=1):
+    """Read what a started process prints, up to the count-th line with `text`, or to the end. Returns whether that
+    line came."""
+    process.lines = getattr(process, "lines", [])
+    guard = threading.Timer(TIMEOUT, os.killpg, [process.pid, signal.SIGKILL])
+    guard.start()
+    try:
+        for line in process.stdout:
+            process.lines.append(line)
+            count -= text is not None and text in line
+            if not count:
+                return True
+    finally:
+        guard.cancel()
+    return False
+
+
+@pytest.fixture(scope="session")
+def reading():
+    """reading(process, text, count=1): the same as follow(), but for a run that may end before. Returns if it came."""
+    return read_process
+
+
+@pytest.fixture(scope="session")
+def follow():
+    """follow(process, text, count=1): read what a started process prints up to the count-th line with `text`."""
+
+    def read(process, text, count=1):
+        assert read_process(process, text, count), ("".join(process.lines), process.stderr.read())
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def ended():
+    """ended(process): read on to the end. Returns a CompletedProcess with all that a started process has printed.
+
+    All that hold its standard output have ended then: its children, too.
+    """
+
+    def read(process):
+        read_process(process)
+        stderr = process.stderr.read()
+        return subprocess.CompletedProcess(process.args, process.wait(TIMEOUT), "".join(process.lines), stderr)
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def children():
+    """children(process): the process ids of the ranks, in order, that main.py or torchrun has started."""
+
+    def find(process):
+        started = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        lines = {int(pid): pathlib.Path(f"/proc/{pid}/cmdline").read_bytes() for pid in started}
+        return sorted(pid for pid, line in lines.items() if b"spawn_main" in line or b"--device" in line)
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def nobody_in():
+    """nobody_in(folder): wait until no process has that working folder; fail if that takes half a minute."""
+
+    def processes(folder):
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(process / "cwd") == str(folder):
+                    yield process.name, (process / "cmdline").read_bytes()
+
+    def wait(folder):
+        end = time.monotonic() + 30
+        while (left := list(processes(folder))) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert left == []
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def patched():
+    """patched(folder, code): a script that runs main.py in all its processes after `code` has changed the module main;
+    to be started with env={"PYTHONPATH": root}."""
+
+    def write(folder, code):
+        path = folder / "patched.py"
+        path.write_text(f'import os, signal, time\nimport main\n{code}\nif __name__ == "__main__":\n    main.main()\n')
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def simulated():
+    """The environment of simulated NPUs."""
+    sys.path.insert(0, str(ROOT / "tests/simcann"))
+    from run import environment
+
+    return environment()
+
+
+@pytest.fixture(scope="session")
+def outcome(load, read_log):
+    """outcome(folder): all that a run has left in its output folder, but for what the clock says."""
+
+    def without_clock(checkpoint):
+        rows = [{k: v for k, v in row.items() if k not in ("seconds", "img_per_s")} for row in checkpoint["history"]]
+        ranks = [{**rank, "figures": rank["figures"][1:]} for rank in checkpoint["ranks"]]
+        return {**checkpoint, "history": rows, "ranks": ranks}
+
+    def read(folder):
+        rows = [{k: v for k, v in row.items() if k not in ("seconds", "img_per_s")} for row in read_log(folder)]
+        checkpoints = [without_clock(load(folder, name)) for name in (main.CHECKPOINT, main.MODEL_BEST)]
+        return {"log": rows, "checkpoint": checkpoints[0], "best": checkpoints[1]}
+
+    return read
+
+
 @pytest.fixture(scope="session")
 def call():
     """call(*options, cwd=…): the same within this process, without the seconds that importing torch takes."""
@@ -111,6 +231,8 @@ def call():
         streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
         with contextlib.ExitStack() as stack:
             patch = stack.enter_context(pytest.MonkeyPatch.context())
+            for number in signal.SIGTERM, signal.SIGINT:
+                stack.callback(signal.signal, number, signal.getsignal(number))
             patch.setattr(sys, "argv", command)
             patch.chdir(cwd)
             environ = dict(os.environ)

@@ -283,6 +283,7 @@ def test_read_image_names_a_broken_file(tmp_path, kind):
 def options(*more):
     args = main.parse_args(["--device=cpu", "--image-size=32", "--resize-size=36", "--seed=3", *map(str, more)])
     args.rank, args.world_size, args.processes, args.rank_batch = 0, 1, 1, args.batch_size
+    args.start_step = 0
     return args
 
 
@@ -355,7 +356,7 @@ def datasets(tree):
 
 def batches(datasets, *more):
     args = options("--batch-size", 8, "--epochs", 2, *more)
-    return list(main.load_batches(datasets, torch.device("cpu"), args))
+    return list(main.load_batches(datasets, torch.device("cpu"), torch.distributed.HashStore(), args))
 
 
 def test_batches_do_not_depend_on_the_workers(datasets):

@@ -5,6 +5,7 @@ What passes here is the code that faces torch_npu. Nothing here says how hardwar
 
 import ast
 import json
+import math
 import os
 import re
 import signal
@@ -171,7 +172,7 @@ def initial_weights(classes=3, seed=7):
 def test_static_scale_skips_steps_that_overflow(npu, tree, tmp_path, load):
     result = npu(tree, "--amp", cwd=tmp_path, loss_scale=1e30)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("=> gradients overflowed, steps skipped: 1; loss scale 1e+30\n") == 3
+    assert result.stdout.count("=> gradients overflowed, steps skipped: 1; loss scale 1e+30\n") == 1  # of three steps
     state, initial = load(tmp_path), initial_weights()
     trained = {name for name in initial if "running" not in name and "num_batches" not in name}
     assert all(torch.equal(state["state_dict"][name], initial[name]) for name in trained)
@@ -195,9 +196,8 @@ def test_dynamic_scale_halves_and_survives_a_resume(npu, tree, tmp_path, load, d
     once.mkdir(), twice.mkdir()
     whole = dynamic(once, 2, "auto")
     assert whole.returncode == 0, whole.stderr
-    skipped = [int(count) for count in re.findall(r"overflowed, steps skipped: (\d+)", whole.stdout)]
+    assert whole.stdout.count("=> gradients overflowed, steps skipped: 1; ") == 2  # the first of each epoch's three
     state = load(once)
-    assert sum(skipped) == 6  # 2**120 is far too high for all of them
     assert state["amp"]["scale"] == 2.0**114
 
     assert dynamic(twice, 1, "auto").returncode == 0
@@ -206,6 +206,7 @@ def test_dynamic_scale_halves_and_survives_a_resume(npu, tree, tmp_path, load, d
     again = load(twice)
     for row in state["history"] + again["history"]:
         del row["img_per_s"], row["seconds"]
+        assert all(math.isnan(row.pop(name)) for name in ("train_loss", "train_acc1", "train_acc5"))  # no step counted
     assert differences(state, again) == []
 
 
@@ -267,7 +268,7 @@ torch.save({**state, "optimizer": optimizer.state_dict(), "amp": scaler.state_di
 
 FAILURES = {
     "killed": ({"SIMCANN_DIE_IN_COLLECTIVE": "1:6"}, "rank 1 (npu 1) was killed by SIGKILL"),
-    "out of memory": ({"SIMCANN_MEMORY_MB": "60"}, "ran out of memory, "),
+    "out of memory": ({"SIMCANN_MEMORY_MB": "60"}, "out of memory; lower --batch-size"),
     "operator fails": ({"SIMCANN_FAIL_OPERATOR": "aclnnConvolution:30"}, "aclnnConvolution"),
     "too few devices": ({"SIMCANN_DEVICES": "1"}, "--device_list 0,1: no npu 1 here; there is only 0"),
     "no devices": ({"SIMCANN_DEVICES": "0"}, "--device_list 0,1: no npu 0, 1 here; there is none"),
@@ -305,7 +306,8 @@ def test_an_operator_that_is_unknown(npu, tmp_path, tree):
     code = "import torch, main\nmain.accuracy = lambda output, target, topk: torch.linalg.qr(output)\nmain.main()"
     result = npu(tree, cwd=tmp_path, code=code)
     assert result.returncode == 1
-    assert re.search(r"^main.py: error: rank 0 \(npu 0\) failed, .*[Qq]r", result.stderr, re.MULTILINE), result.stderr
+    message = r"^main.py: error: rank 0 \(npu 0\), epoch 0, step 0: .*[Qq]r"
+    assert re.search(message, result.stderr, re.MULTILINE), result.stderr
 
 
 def test_a_killed_parent_leaves_no_process(start, small, tree, tmp_path):
