@@ -15,11 +15,13 @@ import copy
 import dataclasses
 import datetime
 import difflib
+import errno
 import fcntl
 import gc
 import importlib.util
 import io
 import math
+import multiprocessing.util
 import os
 import random
 import re
@@ -31,6 +33,7 @@ import time
 import traceback
 import types
 import warnings
+import zipfile
 from functools import partial
 
 # torch_npu is imported for --device npu alone: where it is installed and CANN is not, `import torch` would load it
@@ -49,15 +52,19 @@ from torch.amp import GradScaler
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.datasets.folder import IMG_EXTENSIONS
-from torchvision.transforms import RandomResizedCrop
 
 IMAGENET_TRAIN, IMAGENET_VAL, IMAGENET_CLASSES = 1_281_167, 50_000, 1_000
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-CHECKPOINT, MODEL_BEST = "checkpoint.pth.tar", "model_best.pth.tar"
+CHECKPOINT, MODEL_BEST, LOG = "checkpoint.pth.tar", "model_best.pth.tar", "log.csv"
+LOG_COLUMNS = (
+    "epoch lr train_loss train_acc1 train_acc5 val_loss val_acc1 val_acc5 img_per_s seconds".split()  # noqa: SIM905
+)
 PADDING = -1  # the index that fills up the last validation batches
 IGNORED = -100  # the target of padding: cross_entropy skips it, and no prediction ever equals it
 MAX_BAD_IMAGES = 0.01  # with --bad-images skip, the part of a set from which on it is the set that is bad
 MAX_SKIPPED_STEPS = 100  # in a row, for gradients that overflow
+TORCHRUN = "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "GROUP_RANK"  # what it sets for its processes
+STOP_SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 STOP_SECONDS = 30  # that all processes have to stop in; after that they are killed
 
 
@@ -86,8 +93,8 @@ def number(kind, low, high=math.inf, *, above=False):
     def convert(text):
         value = kind(text)
         if not (low < value if above else low <= value) or value > high or not math.isfinite(value):
-            bounds = f"{'above' if above else 'at least'} {low}" + (f" and at most {high}" if high < math.inf else "")
-            raise argparse.ArgumentTypeError(f"must be {bounds}, not {text}")
+            most = f"at most {high}" if high < math.inf else "finite"
+            raise argparse.ArgumentTypeError(f"must be {'above' if above else 'at least'} {low} and {most}, not {text}")
         return value
 
     convert.__name__ = kind.__name__  # what argparse calls the type when text is no number
@@ -96,7 +103,9 @@ def number(kind, low, high=math.inf, *, above=False):
 
 def loss_scale(text):
     """Return the loss scale that `text` names: -1 for a dynamic one, otherwise a positive constant."""
-    return -1.0 if float(text) == -1 else number(float, 0, above=True)(text)
+    with contextlib.suppress(ValueError, argparse.ArgumentTypeError):
+        return -1.0 if float(text) == -1 else number(float, 0, above=True)(text)
+    raise argparse.ArgumentTypeError(f"must be a number above 0, or -1 for a dynamic scale; not {text!r}")
 
 
 def architecture(text):
@@ -132,7 +141,7 @@ def parse_args(argv=None):
         description="Train an image classifier on Ascend NPUs, GPUs or a CPU. --batch-size and --workers are "
         "totals for one machine. Every option may be written with - or _.",
     )
-    positive, natural, fraction = number(int, 1), number(int, 0), number(float, 0, 1)
+    positive, natural, fraction = number(int, 1, 2**31 - 1), number(int, 0, 2**31 - 1), number(float, 0, 1)
     non_negative = number(float, 0)
 
     # fmt: off
@@ -155,7 +164,7 @@ def parse_args(argv=None):
         help="page-locked host batches, copied while the device computes")
 
     add = parser.add_argument_group("training").add_argument
-    add("--epochs", type=positive, default=90, metavar="N", help="epochs in all")
+    add("--epochs", type=number(int, 1, 100_000), default=90, metavar="N", help="epochs in all")
     add("--start-epoch", type=natural, default=0, metavar="N", help="first epoch, if not resumed")
     add("-b", "--batch-size", type=positive, default=256, metavar="N", help="images a step")
     add("--lr", "--learning-rate", type=non_negative, default=0.1, help="peak learning rate")
@@ -176,8 +185,8 @@ def parse_args(argv=None):
     add("--seed", type=number(int, 0, 2**63 - 1), default=None, help="seed (default: a random one)")
 
     add = parser.add_argument_group("devices and processes").add_argument
-    add("--device", type=lambda name: {"cuda": "gpu"}.get(name, name), choices=list(PLATFORMS), default="npu",
-        help="kind of device; cuda means gpu")
+    add("--device", type=lambda name: {"cuda": "gpu"}.get(name, name), choices=list(PLATFORMS), default=None,
+        help="kind of device (default: npu); cuda means gpu")
     add("--device-list", dest="process_device_map", type=device_id_to_process_device_map, default=None,
         metavar="LIST", help="devices, one process each (default: npu 0,1,2,3,4,5,6,7; gpu all; cpu 0)")
     add("--gpu", type=natural, default=None, metavar="N", help="the same as --device-list N")
@@ -204,11 +213,16 @@ def parse_args(argv=None):
     # fmt: on
 
     args = parser.parse_args(argv)
-    if args.no_accel:
-        args.device = "cpu"
+    if args.no_accel and args.device not in (None, "cpu"):
+        parser.error(f"argument --no-accel: means --device cpu, not {args.device}; give one of them")
+    args.device = "cpu" if args.no_accel else args.device or "npu"
     platform = PLATFORMS[args.device]
+    if args.gpu is not None and args.process_device_map:
+        parser.error(f"argument --gpu: {args.gpu} is a --device-list of its own; give one of them")
     if args.gpu is not None:
         args.process_device_map = {0: args.gpu}
+    if args.dist_backend not in (None, platform.backend, "gloo"):
+        parser.error(f"argument --dist-backend: {args.dist_backend} is not for --device {args.device}; leave it out")
     if args.pin_memory is None:
         args.pin_memory = platform.pin_memory
     args.amp_dtype = getattr(torch, args.amp_dtype) if args.amp_dtype else platform.amp_dtype
@@ -217,9 +231,14 @@ def parse_args(argv=None):
         parser.error(f"argument --crop-scale: MIN {args.crop_scale[0]} is above MAX {args.crop_scale[1]}")
     if args.warmup_epochs >= args.epochs and args.warmup_epochs:
         parser.error(f"argument --warmup-epochs: {args.warmup_epochs} of {args.epochs} epochs leave none to train")
+    if args.start_epoch >= args.epochs and not args.resume:
+        parser.error(f"argument --start-epoch: {args.start_epoch} of {args.epochs} epochs leave none to train")
+    for option, value in ("--resume", args.resume), ("--output-dir", args.output_dir), ("--addr", args.addr):
+        if value == "":
+            parser.error(f"argument {option}: is empty; leave it out for its default")
     if args.dist_url == "env://":  # what the example reads there
         args.dist_url = f"tcp://{os.environ.get('MASTER_ADDR', args.addr)}:{os.environ.get('MASTER_PORT', '29500')}"
-        if args.world_size == -1 and "LOCAL_RANK" not in os.environ:
+        if args.world_size == -1 and not all(name in os.environ for name in TORCHRUN):
             try:
                 args.world_size, args.rank = (int(os.environ.get(name, -1)) for name in ("WORLD_SIZE", "RANK"))
             except ValueError as error:
@@ -338,12 +357,13 @@ def choose_devices(args):
 
 def main():
     """Start one process a device, or be one of torchrun's. Ends with status 0, 1 (the run failed) or 2 (usage)."""
-    sys.stdout.reconfigure(line_buffering=True)  # a log file shows a line when it is printed
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (None where a shell has closed it)
+    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # a log file shows each line at once
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     args = parse_args()
     args.lock = None
     try:
-        status = join_torchrun(args) if "LOCAL_RANK" in os.environ else launch(args)
+        status = join_torchrun(args) if all(name in os.environ for name in TORCHRUN) else launch(args)
     except RunError as error:
         status = fail(error)
     except KeyboardInterrupt:
@@ -372,6 +392,7 @@ def launch(args):
     store = open_store(args)
     args.port = store.port
     stop = StopSignal()
+    multiprocessing.util.get_temp_dir()  # one for all processes, which this one removes however they end
     processes = mp.spawn(run_process, (args, datasets), nprocs=args.processes, join=False).processes
     try:
         return watch(processes, stop, args)
@@ -398,13 +419,15 @@ def watch(processes, stop, args):
     for process_id, code in enumerate(codes):
         if code and code < 0 and -code != stop.number:
             name = signal.Signals(-code).name
+            if name == "SIGABRT":  # HCCL and NCCL abort a process that has waited for too long
+                name += f", perhaps as no answer came within --dist-timeout {args.dist_timeout} s"
             return fail(f"{who(process_id, args)} was killed by {name}, {where(process_id, args)}: see --resume auto")
     # Whoever failed has said why.
     return next((code for code in codes if code and code > 0), 128 + stop.number if stop.number else 0)
 
 
 class StopSignal:
-    """Hears SIGTERM and Ctrl-C. The first one asks for an orderly stop, the next one ends the process.
+    """Hears SIGTERM, SIGHUP and Ctrl-C. The first one asks for an orderly stop, the next one ends the process.
 
     Within a second of the first, others are taken for the same request: terminals, launchers and batch systems send
     one to each process of a group and pass it on besides. hosts is the group of all ranks, None if there is one alone.
@@ -413,8 +436,9 @@ class StopSignal:
     def __init__(self, hosts=None):
         self.number, self.since = 0, math.inf
         self.hosts, self.votes, self.count = hosts, torch.zeros(1, dtype=torch.int32), None
-        for number in signal.SIGTERM, signal.SIGINT:
-            signal.signal(number, self.receive)
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it for SIGHUP
+                signal.signal(number, self.receive)
 
     def receive(self, number, _):
         if not self.number:
@@ -439,8 +463,7 @@ class StopSignal:
 
 def join_torchrun(args):
     """Be one of torchrun's processes; the first on a machine prepares it for all. Returns the exit status."""
-    names = "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "GROUP_RANK"
-    process_id, args.processes, args.nodes, args.node_rank = (int(os.environ[name]) for name in names)
+    process_id, args.processes, args.nodes, args.node_rank = (int(os.environ[name]) for name in TORCHRUN)
     args.rank_batch = args.batch_size // args.processes
     args.places = torch.tensor([[-1, 0, 0]] * args.processes)
     args.process_device_map = args.process_device_map or {i: i for i in range(args.processes)}
@@ -507,6 +530,7 @@ def run_process(process_id, args, datasets, store=None):
     """Run main_worker and tell people if it fails, once for all processes. Returns the exit status."""
     args.rank, args.world_size = args.node_rank * args.processes + process_id, args.nodes * args.processes
     args.global_batch = args.rank_batch * args.world_size
+    args.rank_workers = math.ceil(args.workers / args.processes)
     args.process_id, args.hosts = process_id, None
     message, details, status = None, "", 1
     if args.rank > 0:  # rank 0 alone prints
@@ -524,6 +548,7 @@ def run_process(process_id, args, datasets, store=None):
     except SystemExit as end:
         status = end.code
     except Exception as error:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's handler would raise here too
         message, details = explain(error, store, args)
     with contextlib.suppress(dist.DistError):  # where the store is gone, so is whoever spoke
         if message and (store is None or store.add("failures", 1) == 1):
@@ -538,13 +563,14 @@ def run_process(process_id, args, datasets, store=None):
 def explain(error, store, args):
     """Return a message for an exception that nothing foresaw, and its details. It may wait for other ranks' causes."""
     place = f"{who(args.process_id, args)}, {where(args.process_id, args)}"
-    if isinstance(error, BrokenPipeError):
+    if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ENOSPC):  # print()'s
         be_silent()  # or Python tells of it a second time
-        return "standard output was closed, so the run ended: see --resume auto", ""
-    if isinstance(error, torch.OutOfMemoryError):
+        return f"cannot print ({error.strerror}), so the run ended: see --resume auto", ""
+    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         return f"{place}: out of memory; lower --batch-size", f"{first_line(error)}\n"
-    if "DataLoader worker" in str(error):  # its class says no more
-        remedy = "if by SIGKILL or a bus error, memory or /dev/shm ran out: fewer --workers or a larger /dev/shm"
+    time.sleep(0.5)  # a dying process lets go of its pipes before it is gone
+    if args.places[args.process_id][0] >= 0 and len(multiprocessing.active_children()) < args.rank_workers:
+        remedy = "memory or /dev/shm may have run out: fewer --workers, a smaller --batch-size or a larger /dev/shm"
         return f"{place}: a data loading process was killed ({first_line(error)}); {remedy}", ""
     message, details = f"{place}: {type(error).__name__}: {first_line(error)}", traceback.format_exc()
     if store:
@@ -627,19 +653,26 @@ def prepare_node(args):
 
 def claim_output_folder(args):
     """Make the output folder, for this run alone until the process ends. Raises RunError."""
-    name = f"--output-dir {args.output_dir!r}"
+    option = f"--output-dir {args.output_dir!r}"
     try:
         os.makedirs(args.output_dir, exist_ok=True)
         tempfile.TemporaryFile(dir=args.output_dir).close()
         args.lock = os.open(args.output_dir, os.O_RDONLY)  # closed when the process ends, however it ends
     except OSError as error:
-        raise RunError(f"{name} cannot be written to: {error.strerror}") from error
-    try:
-        fcntl.flock(args.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise RunError(f"{name} is another run's, which goes on: choose another folder, or end that run") from error
-    except OSError as error:
-        warn(f"{name} cannot be locked ({error.strerror}): see that no other run writes there")
+        raise RunError(f"{option} cannot be written to: {error.strerror}") from error
+    for name in CHECKPOINT, f"{CHECKPOINT}.tmp", MODEL_BEST, f"{MODEL_BEST}.tmp", LOG, f"{LOG}.tmp":
+        if os.path.isdir(os.path.join(args.output_dir, name)):
+            raise RunError(f"{option} has a folder {name!r}, where a file is to be written: choose another one")
+    patience = time.monotonic() + 2  # a killed run's data loading processes hold the lock too, and end a little later
+    while True:
+        try:
+            return fcntl.flock(args.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > patience:
+                raise RunError(f"{option} is another run's, which goes on: choose another one, or end that") from error
+            time.sleep(0.1)
+        except OSError as error:
+            return warn(f"{option} cannot be locked ({error.strerror}): see that no other run writes there")
 
 
 def choose_checkpoint(args):
@@ -682,21 +715,10 @@ def main_worker(process_id, args, datasets, store):
     """Train, or evaluate, as one process on one device.
 
     process_id counts from 0 on this machine, args.rank among all args.world_size processes; datasets are the training
-    and the validation images; store is where the processes meet, None if there is one alone.
+    and the validation images; store is where the processes meet.
     """
     platform = PLATFORMS[args.device]
-    platform.prepare()
-    device = torch.device(platform.device.format(args.process_device_map[process_id]))
-    torch.get_device_module(device).set_device(device)
-    torch.set_num_threads(max(1, torch.get_num_threads() // args.processes))
-    if args.world_size > 1:
-        timeout = datetime.timedelta(seconds=args.dist_timeout)
-        group = {"store": store, "rank": args.rank, "world_size": args.world_size, "timeout": timeout}
-        dist.init_process_group(args.dist_backend, **group)
-        # What steers the run goes from host to host, so that it never waits in the devices' queues.
-        args.hosts = dist.new_group(backend="gloo", timeout=timeout)
-    print(f"=> using {args.world_size} × {args.device}" + (f" over {args.dist_backend}" if args.world_size > 1 else ""))
-
+    device = start_device(process_id, args, store)
     checkpoint = open_checkpoint(args)
     args.seed = agree_on_seed(checkpoint.get("seed") if args.seed is None else args.seed, datasets, args)
     steps = len(datasets[0]) // args.global_batch
@@ -706,6 +728,7 @@ def main_worker(process_id, args, datasets, store):
     model = create_model(args, len(datasets[0].classes))
     model.load_state_dict(fitting_weights(model, checkpoint, args))
     model.to(device, memory_format=platform.memory_format)
+    ddp = data_parallel(model, args)  # before resume(): it gives all ranks rank 0's batch-norm statistics
     optimizer = create_optimizer(model, args, platform)
     scaler = platform.grad_scaler(
         init_scale=args.loss_scale if args.loss_scale > 0 else 2.0**16,
@@ -725,12 +748,6 @@ def main_worker(process_id, args, datasets, store):
         return
     saver.stop = StopSignal(args.hosts)
     criterion = nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
-    ddp = model
-    if args.world_size > 1:
-        ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        ddp.broadcast_buffers = False  # average_buffers() does better, once an epoch
-        if args.grad_compress:
-            ddp.register_comm_hook(None, getattr(default_hooks, f"{args.grad_compress}_compress_hook"))
     for epoch in range(args.start_epoch, args.epochs):
         progress = ProgressMeter(steps, f"Epoch: [{epoch}]", device, args.start_step, figures)
         start = time.time() - progress.batch_time.sum
@@ -743,11 +760,29 @@ def main_worker(process_id, args, datasets, store):
         args.start_step, figures = 0, None
     if args.start_epoch >= args.epochs:
         print(f"=> all {args.epochs} epochs are done: a higher --epochs would train on")
-    speed = f"{saver.history[-1]['img_per_s']:.0f} img/s, " if saver.history else ""
-    print(f"=> best Acc@1 {saver.best_acc1:.3f}, {speed}checkpoint '{os.path.join(args.output_dir, CHECKPOINT)}'")
+    if saver.history:
+        speed = f"{saver.history[-1]['img_per_s']:.0f} img/s"
+        print(f"=> best Acc@1 {saver.best_acc1:.3f}, {speed}, checkpoint '{os.path.join(args.output_dir, CHECKPOINT)}'")
     if args.world_size > 1:
         dist.barrier(args.hosts)  # until the last votes are counted everywhere
         dist.destroy_process_group()
+
+
+def start_device(process_id, args, store):
+    """Take the process's device and, if there are several, join their process group. Returns the device."""
+    platform = PLATFORMS[args.device]
+    platform.prepare()
+    device = torch.device(platform.device.format(args.process_device_map[process_id]))
+    torch.get_device_module(device).set_device(device)
+    torch.set_num_threads(max(1, torch.get_num_threads() // args.processes))
+    if args.world_size > 1:
+        timeout = datetime.timedelta(seconds=args.dist_timeout)
+        group = {"store": store, "rank": args.rank, "world_size": args.world_size, "timeout": timeout}
+        dist.init_process_group(args.dist_backend, **group)
+        # What steers the run goes from host to host, so that it never waits in the devices' queues.
+        args.hosts = dist.new_group(backend="gloo", timeout=timeout)
+    print(f"=> using {args.world_size} × {args.device}" + (f" over {args.dist_backend}" if args.world_size > 1 else ""))
+    return device
 
 
 def agree_on_seed(seed, datasets, args):
@@ -863,6 +898,8 @@ def read_image(path):
     torchvision decodes what it knows, to PIL's values and faster; PIL reads the rest.
     """
     try:
+        if not os.path.isfile(path):
+            raise FileNotFoundError("missing, or no regular file")  # a pipe would be waited for
         data = np.fromfile(path, dtype=np.uint8)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PIL's, of what is odd in a file and does no harm
@@ -870,6 +907,8 @@ def read_image(path):
             try:
                 image = torchvision.io.decode_image(torch.from_numpy(data), torchvision.io.ImageReadMode.RGB)
             except RuntimeError:
+                if header.mode.startswith(("I", "F")):
+                    raise ValueError(f"pixels of mode {header.mode}, not of 8 bits") from None  # PIL would clip them
                 return F.pil_to_tensor(header.convert("RGB"))
         if image.dtype is not torch.uint8:  # a 16-bit PNG
             image = (image.int() >> 8).byte()
@@ -881,14 +920,27 @@ def read_image(path):
 
 def train_transform(image, seed, args):
     """Return a random part of an image (uint8 [3, H, W]), perhaps flipped, as uint8 [3, image_size, image_size]."""
-    with torch.random.fork_rng(devices=[]):  # without workers, the model draws in this process too
-        torch.default_generator.manual_seed(seed)
-        top, left, height, width = RandomResizedCrop.get_params(image, args.crop_scale, [3 / 4, 4 / 3])
-        flip = torch.rand(()) < args.hflip
-    # What torchvision's resized_crop() does, in fewer calls: for one image they cost as much as the arithmetic.
-    image = image[None, :, top : top + height, left : left + width]
-    image = nn.functional.interpolate(image, [args.image_size] * 2, mode="bilinear", antialias=True)[0]
-    return image.flip(-1) if flip else image
+    draw = random.Random(seed)  # the model draws from torch's generator, in this process where there are no workers
+    top, left, height, width = random_part(*image.shape[1:], args.crop_scale, draw)
+    # What torchvision's resized_crop() does, in fewer passes over the pixels: the kernel takes channels last as it is.
+    part = image[None, :, top : top + height, left : left + width].contiguous(memory_format=torch.channels_last)
+    part = nn.functional.interpolate(part, [args.image_size] * 2, mode="bilinear", antialias=True)[0]
+    return part.flip(-1) if draw.random() < args.hflip else part
+
+
+def random_part(height, width, scale, draw):
+    """Return top, left, height and width of a part of an image, drawn as torchvision's RandomResizedCrop draws it.
+
+    Its area is even in `scale` of the image's, the log of its aspect ratio even from 3:4 to 4:3; if ten draws don't fit
+    into the image, its middle within these ratios. torchvision's own makes twenty calls into torch for that.
+    """
+    for _ in range(10):
+        area, ratio = height * width * draw.uniform(*scale), math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return draw.randint(0, height - h), draw.randint(0, width - w), h, w
+    w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+    return (height - h) // 2, (width - w) // 2, h, w
 
 
 def val_transform(image, args):
@@ -960,7 +1012,7 @@ class Batches(torch.utils.data.Dataset):
             for slot, i in enumerate(indices):
                 image, source = self.read(number, i, bad) if i != PADDING else (None, i)
                 if image is not None:
-                    training = (mix(self.args.seed, epoch, i),) if number == 0 else ()
+                    training = (f"{self.args.seed} {epoch} {i}",) if number == 0 else ()
                     images[slot] = (train_transform if training else val_transform)(image, *training, self.args)
                     targets[slot] = self.datasets[number].label(source)
         except RunError as error:
@@ -988,14 +1040,13 @@ class Batches(torch.utils.data.Dataset):
 def load_batches(datasets, device, store, args):
     """Yield this rank's batches in run_order, on the device: images, normalised float32 [B, 3, S, S]; targets [B],
     IGNORED for padding; and the number of images without padding. Raises RunError for an image that can't be read."""
-    workers = math.ceil(args.workers / args.processes)
     loader = torch.utils.data.DataLoader(
         Batches(datasets, args),
         sampler=run_order(datasets, args),
         batch_size=None,  # run_order yields whole batches
-        num_workers=workers,
+        num_workers=args.rank_workers,
         # A spawned process would spawn its workers too: seconds and a whole torch for each, where a fork shares both.
-        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
+        multiprocessing_context="fork" if args.rank_workers and sys.platform == "linux" else None,
         worker_init_fn=start_worker,
         pin_memory=args.pin_memory,
     )
@@ -1024,8 +1075,9 @@ def name_bad_images(bad, datasets, store):
 
 
 def start_worker(_):
-    """Leave Ctrl-C to the process that a worker works for, and end with it, however it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Leave signals to the process that a worker works for, and end with it, however it ends."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     end_with_parent()
 
 
@@ -1051,6 +1103,11 @@ def fitting_weights(model, checkpoint, args):
     own = model.state_dict()
     weights = checkpoint.get("state_dict", own)
     nn.modules.utils.consume_prefix_in_state_dict_if_present(weights, "module.")  # DistributedDataParallel's
+    for name in list(weights):  # the published DenseNets have older ones
+        weights[re.sub(r"(denselayer\d+\.(?:norm|conv))\.(\d)", r"\1\2", name)] = weights.pop(name)
+    for name in own.keys() - weights.keys():  # what was saved before torch 0.4.1 has no counters in batch norm
+        if name.endswith("num_batches_tracked"):
+            weights[name] = own[name]
     source = f"--resume {args.resume!r}" if args.resume else "--pretrained"
     if args.pretrained and not args.resume:
         for name in list(weights):
@@ -1091,6 +1148,17 @@ def lay_out_momentum(optimizer):
             known = optimizer.state[parameter].get("momentum_buffer")
             buffer = torch.zeros_like(parameter)
             optimizer.state[parameter]["momentum_buffer"] = buffer if known is None else buffer.copy_(known)
+
+
+def data_parallel(model, args):
+    """Return the model in DistributedDataParallel, which averages gradients over all ranks; alone if there is one."""
+    if args.world_size == 1:
+        return model
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    ddp.broadcast_buffers = False  # average_buffers() does better, once an epoch
+    if args.grad_compress:
+        ddp.register_comm_hook(None, getattr(default_hooks, f"{args.grad_compress}_compress_hook"))
+    return ddp
 
 
 def learning_rate(step, steps_per_epoch, args):
@@ -1248,7 +1316,10 @@ def write_whole(path, write):
         os.fsync(folder)  # or the new name might not survive a power cut
         os.close(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError is torch.save's
-        reason = getattr(error, "strerror", None) or first_line(error)
+        cause = error  # torch.save's own tells where, the one before it what
+        while cause and not isinstance(cause, OSError):
+            cause = cause.__context__
+        reason = cause.strerror if cause else first_line(error)
         raise RunError(f"cannot write {path!r} ({reason}); what was there before is untouched") from error
     finally:
         with contextlib.suppress(OSError):
@@ -1339,6 +1410,8 @@ def open_checkpoint(args):
     if not args.resume:
         return {"state_dict": published_weights(args.arch)} if args.pretrained else {}
     try:
+        if zipfile.is_zipfile(args.resume) and (part := zipfile.ZipFile(args.resume).testzip()):
+            raise ValueError(f"wrong checksum of {part}")  # torch.load doesn't look
         checkpoint = torch.load(args.resume, map_location="cpu", weights_only=True)
     except OSError as error:
         raise RunError(f"{source}: {error.strerror}; leave --resume out to train from the beginning") from error
@@ -1348,28 +1421,49 @@ def open_checkpoint(args):
         best = os.path.join(os.path.dirname(args.resume), MODEL_BEST)
         remedy = f"--resume {best!r}, or move the file away" if os.path.exists(best) else "move the file away"
         raise RunError(f"{source} is no checkpoint, or a damaged one ({first_line(error)}): {remedy}") from error
-    kinds = {"epoch": int, "arch": str, "state_dict": dict, "best_acc1": (float, int, torch.Tensor), "optimizer": dict}
-    kinds |= {"history": list, "images": int, "ranks": list}  # this script's own
-    content = {"history": [], "images": 0, "ranks": [], **checkpoint} if isinstance(checkpoint, dict) else {}
-    wrong = [key for key, kind in kinds.items() if not isinstance(content.get(key), kind)]
-    if wrong or not content["optimizer"].get("param_groups"):
-        raise RunError(
-            f"{source} is no checkpoint of a training run: {', '.join(wrong or ['optimizer'])} missing or odd"
-        )
-    if checkpoint["arch"] != args.arch:
-        raise RunError(f"{source} holds a {checkpoint['arch']}: give --arch {checkpoint['arch']}")
+    optional = {"history": [], "images": 0, "ranks": [], "seed": None}
+    content = {**optional, **checkpoint} if isinstance(checkpoint, dict) else {}
+    fitting = {
+        "epoch": lambda epoch: isinstance(epoch, int) and epoch >= 0,
+        "arch": lambda arch: isinstance(arch, str) and arch.isidentifier(),
+        "state_dict": lambda weights: is_dict(weights, torch.Tensor),
+        "best_acc1": lambda best: float(best) <= 100,
+        "optimizer": lambda optimizer: is_dict(optimizer, (list, dict)) and optimizer["param_groups"],
+        "history": lambda rows: all(sorted(row) == sorted(LOG_COLUMNS) and is_dict(row, (int, float)) for row in rows),
+        "images": lambda images: isinstance(images, int) and images >= 0,
+        "ranks": lambda ranks: (
+            all(len(part["figures"]) == 9 and is_dict(part["buffers"], torch.Tensor) for part in ranks)
+            and (ranks or not content["images"])
+        ),
+        "seed": lambda seed: seed is None or (isinstance(seed, int) and 0 <= seed < 2**63),
+    }
+    wrong = []
+    for key, fits in fitting.items():
+        try:
+            wrong += [] if fits(content[key]) else [key]
+        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError):
+            wrong.append(key)
+    if wrong:
+        raise RunError(f"{source} is no checkpoint of a training run: {', '.join(wrong)} missing or odd")
+    if content["arch"] != args.arch:
+        raise RunError(f"{source} holds a {content['arch']}: give --arch {content['arch']}")
     return content
+
+
+def is_dict(value, kinds):
+    """Return whether a value is a dict from names to things of some kinds."""
+    return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, kinds) for k, v in value.items())
 
 
 def published_weights(arch):
     """Return the state_dict of torchvision's best weights for `arch`. Raises RunError if they can't be had."""
     weights = torchvision.models.get_model_weights(arch).DEFAULT
+    file = os.path.join(torch.hub.get_dir(), "checkpoints", os.path.basename(weights.url))
     try:
-        return weights.get_state_dict(progress=False, check_hash=True)
-    except (OSError, RuntimeError) as error:
-        cache = os.path.join(torch.hub.get_dir(), "checkpoints")
-        reason = f"cannot download {weights.url} ({first_line(error)})"
-        raise RunError(f"--pretrained: {reason}; without a network, put that file into {cache!r}") from error
+        return weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
+    except Exception as error:
+        reason = f"cannot {'read' if os.path.exists(file) else 'download'} {weights.url} ({first_line(error)})"
+        raise RunError(f"--pretrained: {reason}; without a network, put that file, whole, at {file!r}") from error
 
 
 def resume(checkpoint, saver, steps, args):
@@ -1381,17 +1475,21 @@ def resume(checkpoint, saver, steps, args):
     print(f"=> loading checkpoint {args.resume!r}")
     optimizer, scaler = saver.optimizer, saver.scaler
     groups, saved = optimizer.state_dict()["param_groups"], checkpoint["optimizer"]
-    if [len(group["params"]) for group in saved["param_groups"]] != [len(group["params"]) for group in groups]:
-        raise RunError(f"--resume {args.resume!r} and this run differ in --no-decay-norm: choose the same")
-    optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
-    lay_out_momentum(optimizer)
-    if scaler.is_enabled() and args.loss_scale < 0 and checkpoint.get("amp"):
-        scaler.load_state_dict({"dynamic": True, **checkpoint["amp"]})  # torch_npu's own scaler asks for that key
+    try:
+        same = [len(group["params"]) for group in saved["param_groups"]] == [len(group["params"]) for group in groups]
+        if not same:
+            raise RunError(f"--resume {args.resume!r} and this run differ in --no-decay-norm: choose the same")
+        optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
+        lay_out_momentum(optimizer)
+        if scaler.is_enabled() and args.loss_scale < 0 and checkpoint.get("amp"):
+            scaler.load_state_dict({"dynamic": True, **checkpoint["amp"]})  # torch_npu's own scaler asks for that key
+    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
+        raise RunError(f"--resume {args.resume!r}: its optimizer or amp does not fit ({first_line(error)})") from error
     saver.best_acc1, saver.history = float(checkpoint["best_acc1"]), list(checkpoint["history"])
     epoch, images, ranks = checkpoint["epoch"], checkpoint["images"], checkpoint["ranks"]
     step, figures = images // args.global_batch, None
     if images:
-        if images % args.global_batch or step > steps or args.seed != checkpoint.get("seed"):
+        if images % args.global_batch or step > steps or args.seed != checkpoint["seed"]:
             raise RunError(f"--resume {args.resume!r} is from within an epoch: choose the same data, batch and seed")
         for name, buffer in saver.model.named_buffers():
             buffer.copy_(ranks[args.rank % len(ranks)]["buffers"][name])
@@ -1402,9 +1500,9 @@ def resume(checkpoint, saver, steps, args):
 
 def write_log(history, output_dir):
     """Write log.csv, a row an epoch, from the rows that the checkpoint holds too, so the two never disagree."""
-    lines = [history[0].keys(), *(row.values() for row in history)]
+    lines = [LOG_COLUMNS, *([row[column] for column in LOG_COLUMNS] for row in history)]
     text = "".join(",".join(map(str, line)) + "\n" for line in lines)
-    write_whole(os.path.join(output_dir, "log.csv"), lambda file: file.write(text.encode()))
+    write_whole(os.path.join(output_dir, LOG), lambda file: file.write(text.encode()))
 
 
 # --------------------------------------------------------------------------------------------- meters and log lines

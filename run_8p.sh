@@ -14,6 +14,11 @@ if [[ $# -gt 0 && $1 != -* ]]; then
 fi
 log=${LOG_FILE:-train_$(date +%Y%m%d_%H%M%S).log}
 
+if ! : >"$log" || [[ ! -f $log ]]; then
+    echo "run_8p.sh: cannot keep the log in $log: set LOG_FILE to a file that can be written" >&2
+    exit 1
+fi
+
 # CANN's environment, unless it is loaded already. The script refers to variables that may be unset.
 if [[ -z ${ASCEND_HOME_PATH:-} ]]; then
     for script in /usr/local/Ascend/{cann,ascend-toolkit}/set_env.sh "$HOME"/Ascend/{cann,ascend-toolkit}/set_env.sh; do
@@ -37,7 +42,7 @@ export HCCL_CONNECT_TIMEOUT=${HCCL_CONNECT_TIMEOUT:-600}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 # The guide's command. It asks for a port too; left out, a free one is used.
-exec 3> >(exec tee -i "$log") # -i: Ctrl-C is main.py's to handle, and to be logged
+exec 3> >(exec tee -ip -- "$log") # -i: Ctrl-C is main.py's to handle; -p: it goes on when nobody reads any more
 tee=$!
 python3 "$here/main.py" "$data" \
     --workers 160 \
@@ -57,7 +62,7 @@ exec 3>&-
 
 # A batch system's signal goes to this script: main.py saves a checkpoint when it gets it. Each one ends a wait.
 trap 'kill -s INT $training' INT
-trap 'kill -s TERM $training' TERM
+trap 'kill -s TERM $training' TERM HUP
 wait $training
 status=$?
 while kill -0 $training 2>/dev/null; do
@@ -67,7 +72,7 @@ done
 wait $tee
 
 if [[ $status -eq 0 ]]; then
-    sed -nE "s|^=> best Acc@1 ([^,]*), ([0-9]+) img/s, checkpoint '(.*)'$|images/s: \2\nbest Acc@1: \1\ncheckpoint: \3|p" "$log"
+    sed -nE "s|^=> best Acc@1 ([^,]*), ([0-9]+) img/s, checkpoint '(.*)'$|images/s: \2\nbest Acc@1: \1\ncheckpoint: \3|p" -- "$log"
 else
     echo "run_8p.sh: main.py ended with status $status; its output is in $log" >&2
 fi

@@ -1,6 +1,7 @@
 """Which images a process sees, in which order, and what becomes of a file on its way to the device."""
 
 import os
+import random
 import struct
 import zlib
 
@@ -261,6 +262,20 @@ def test_read_image_of_16_bits(tmp_path, channels):
     assert np.array_equal(image.numpy(), np.broadcast_to(values >> 8, (5, 8, 3)).transpose(2, 0, 1))
 
 
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_read_image_refuses_what_pil_would_clip(tmp_path, mode):
+    pixels = np.zeros((9, 8), {"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode])
+    PIL.Image.fromarray(pixels).save(tmp_path / "a.tiff")
+    with pytest.raises(main.RunError, match=rf"a\.tiff.*pixels of mode {mode}"):
+        main.read_image(str(tmp_path / "a.tiff"))
+
+
+def test_read_image_does_not_wait_for_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(main.RunError, match="no regular file"):
+        main.read_image(str(tmp_path / "a.png"))
+
+
 @pytest.mark.parametrize("kind", ["empty", "text", "cut PNG", "cut JPEG", "cut BMP", "folder", "missing"])
 def test_read_image_names_a_broken_file(tmp_path, kind):
     path = tmp_path / "broken one.jpg"
@@ -283,7 +298,7 @@ def test_read_image_names_a_broken_file(tmp_path, kind):
 def options(*more):
     args = main.parse_args(["--device=cpu", "--image-size=32", "--resize-size=36", "--seed=3", *map(str, more)])
     args.rank, args.world_size, args.processes, args.rank_batch = 0, 1, 1, args.batch_size
-    args.start_step = 0
+    args.start_step, args.rank_workers = 0, args.workers
     return args
 
 
@@ -314,6 +329,23 @@ def test_train_transform_depends_on_the_seed_alone():
     again = [main.train_transform(image, seed, args) for seed in range(8)]
     assert all(map(torch.equal, first, again))
     assert len({image.numpy().tobytes() for image in first}) == 8
+
+
+@pytest.mark.parametrize("size", [(300, 500), (50, 60), (33, 200), (200, 33), (1, 1), (1, 500)])
+def test_random_part_is_drawn_as_torchvision_draws_it(size):
+    """Area, aspect ratio and place, by the means of many draws."""
+    draw, scale = random.Random(1), [0.08, 1.0]
+    torch.manual_seed(1)
+    ours = torch.tensor([main.random_part(*size, scale, draw) for _ in range(3000)], dtype=torch.float64)
+    image = torch.empty(3, *size, dtype=torch.uint8)
+    theirs = [torchvision.transforms.RandomResizedCrop.get_params(image, scale, [3 / 4, 4 / 3]) for _ in range(3000)]
+    theirs = torch.tensor(theirs, dtype=torch.float64)
+    for parts in ours, theirs:
+        assert (parts[:, :2] >= 0).all()
+        assert (parts[:, :2] + parts[:, 2:] <= torch.tensor(size)).all()
+    unit = torch.tensor([size[0], size[1], size[0], size[1]])
+    torch.testing.assert_close((ours / unit).mean(0), (theirs / unit).mean(0), rtol=0, atol=0.02)
+    torch.testing.assert_close((ours / unit).std(0), (theirs / unit).std(0), rtol=0, atol=0.02)
 
 
 def test_train_transform_crops_and_flips_as_told():

@@ -1,11 +1,14 @@
 """Whatever goes wrong: one line that says what and what to do, an exit status, and no process left behind."""
 
 import importlib.util
+import math
 import os
 import pathlib
 import pickle
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -367,6 +370,18 @@ def change(trained, target, **changes):
         {"epoch": "one"},
         {"best_acc1": None},
         {"history": 3},
+        {"history": [1, 2]},
+        {"history": [{"epoch": 0, "a,b": 1}]},
+        {"state_dict": {0: torch.zeros(2)}},
+        {"epoch": -1},
+        {"seed": "abc"},
+        {"seed": 2**70},
+        {"best_acc1": torch.zeros(2)},
+        {"best_acc1": math.inf},
+        {"optimizer": {"state": [], "param_groups": [{"params": [0]}]}},
+        {"optimizer": {"state": {}, "param_groups": [1]}},
+        {"images": 8},
+        {"images": 8, "ranks": [3]},
     ],
     ids=str,
 )
@@ -391,11 +406,38 @@ def test_an_output_folder_that_cannot_be(folder, call, small, tree, tmp_path, on
 
 
 def test_a_checkpoint_that_cannot_be_written(call, small, tree, tmp_path, one_error):
-    """A folder is in its place: the run ends, and leaves nothing half written."""
+    """A folder is in its place: the run ends before it has begun."""
     (tmp_path / "out" / "checkpoint.pth.tar" / "in the way").mkdir(parents=True)
     result = call(tree, *small(arch="squeezenet1_1"), "--output-dir", "out", cwd=tmp_path)
-    one_error(result, "out/checkpoint.pth.tar", "cannot write", warned=True)
-    assert sorted(os.listdir(tmp_path / "out")) == ["checkpoint.pth.tar", "log.csv", "model_best.pth.tar"]
+    one_error(result, "'out'", "a folder 'checkpoint.pth.tar'")
+    assert os.listdir(tmp_path / "out") == ["checkpoint.pth.tar"]
+
+
+def in_a_shell(shell, root, small, cwd):
+    command = f"set -o pipefail; {sys.executable} {root / 'main.py'} --dummy 16 {' '.join(small())} {shell}"
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    return subprocess.run(["bash", "-c", command], cwd=cwd, env=environ, capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.parametrize("shell", ["| true", "> /dev/full"])
+def test_nobody_reads_the_output(shell, root, small, tmp_path):
+    """What it printed is lost; why it ended is not."""
+    result = in_a_shell(shell, root, small, tmp_path)
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1), result.stderr
+    assert result.stderr.startswith("main.py: error: cannot print (")
+
+
+@pytest.mark.parametrize("shell", [">&-", "| cat"])
+def test_output_that_cannot_be_shown(shell, root, small, tmp_path):
+    """It is closed, or takes ASCII alone."""
+    result = in_a_shell(shell, root, small, tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert (tmp_path / "checkpoint.pth.tar").exists()
+
+
+def test_a_variable_of_another_launcher(call, small, tmp_path):
+    result = call("--dummy", 16, *small(), cwd=tmp_path, env={"LOCAL_RANK": "0"})
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_wrong_usage_ends_with_status_2(run, tmp_path, one_error):

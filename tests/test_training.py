@@ -500,13 +500,42 @@ def test_published_weights_without_a_network(no_network, call, small, tree, tmp_
     one_error(result, "--pretrained", "https://download.pytorch.org/models/resnet18", no_network["TORCH_HOME"])
 
 
+def put_published(folder, arch, weights):
+    """Put weights where torchvision keeps the published ones of a model."""
+    name = torchvision.models.get_model_weights(arch).DEFAULT.url.rsplit("/", 1)[1]
+    (folder / "hub" / "checkpoints").mkdir(parents=True)
+    torch.save(weights, folder / "hub" / "checkpoints" / name)
+
+
+@pytest.mark.parametrize("arch", ["densenet121", "resnet18"])
+def test_published_weights_of_older_forms(arch, no_network, call, small, tmp_path):
+    """The published DenseNets have a dot more in their names, older files no counters in batch norm."""
+    weights = torchvision.models.get_model(arch).state_dict()
+    old = {
+        re.sub(r"(denselayer\d+\.(?:norm|conv))(\d)", r"\1.\2", name): value
+        for name, value in weights.items()
+        if "num_batches_tracked" not in name
+    }
+    assert old.keys() != weights.keys()
+    put_published(tmp_path, arch, old)
+    environment = {**no_network, "TORCH_HOME": str(tmp_path)}
+    result = call("--dummy", 8, *small(arch=arch), "--evaluate", "--pretrained", cwd=tmp_path, env=environment)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_published_weights_that_are_damaged(no_network, call, small, tree, tmp_path, one_error):
+    put_published(tmp_path, "resnet18", {})
+    file = next((tmp_path / "hub" / "checkpoints").iterdir())
+    file.write_bytes(b"")
+    environment = {**no_network, "TORCH_HOME": str(tmp_path)}
+    result = call(tree, *small(arch="resnet18"), "--pretrained", cwd=tmp_path, env=environment)
+    one_error(result, "--pretrained: cannot read", file)
+
+
 def test_published_weights_get_a_new_head(no_network, call, small, tree, tmp_path, load, differences):
     """From the cache; the file's name is the one that torchvision looks for."""
     weights = torchvision.models.squeezenet1_1().state_dict()
-    name = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.url.rsplit("/", 1)[1]
-    cache = tmp_path / "hub" / "checkpoints" / name
-    cache.parent.mkdir(parents=True)
-    torch.save(weights, cache)
+    put_published(tmp_path, "squeezenet1_1", weights)
     environment = {**no_network, "TORCH_HOME": str(tmp_path)}
     result = call(tree, *small(arch="squeezenet1_1", lr=0), "--pretrained", cwd=tmp_path, env=environment)
     assert (result.returncode, result.stderr) == (0, "")
