@@ -60,6 +60,8 @@ LOG_COLUMNS = (
     "epoch lr train_loss train_acc1 train_acc5 val_loss val_acc1 val_acc5 img_per_s seconds".split()  # noqa: SIM905
 )
 PADDING = -1  # the index that fills up the last validation batches
+JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers of segments that tell an image's size
+JPEG_SEGMENTS = {*range(0xC0, 0xD0), 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE}  # those that may stand before it, and it
 IGNORED = -100  # the target of padding: cross_entropy skips it, and no prediction ever equals it
 MAX_BAD_IMAGES = 0.01  # with --bad-images skip, the part of a set from which on it is the set that is bad
 MAX_SKIPPED_STEPS = 100  # in a row, for gradients that overflow
@@ -359,6 +361,7 @@ def main():
     """Start one process a device, or be one of torchrun's. Ends with status 0, 1 (the run failed) or 2 (usage)."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (None where a shell has closed it)
     sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # a log file shows each line at once
+    warnings.filterwarnings("ignore", module="PIL")  # of what is odd in an image and does no harm
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     args = parse_args()
     args.lock = None
@@ -728,7 +731,7 @@ def main_worker(process_id, args, datasets, store):
     model = create_model(args, len(datasets[0].classes))
     model.load_state_dict(fitting_weights(model, checkpoint, args))
     model.to(device, memory_format=platform.memory_format)
-    ddp = data_parallel(model, args)  # before resume(): it gives all ranks rank 0's batch-norm statistics
+    ddp = data_parallel(model, device, args)  # before resume(): it gives all ranks rank 0's batch-norm statistics
     optimizer = create_optimizer(model, args, platform)
     scaler = platform.grad_scaler(
         init_scale=args.loss_scale if args.loss_scale > 0 else 2.0**16,
@@ -807,8 +810,8 @@ def agree_on_seed(seed, datasets, args):
 class ImageFolder:
     """The files of an ImageFolder tree, packed so that all processes of a machine share one copy.
 
-    paths uint8 [bytes], all paths below root one after another; ends int64 [N], where each of them ends; labels
-    int32 [N], the numbers of their classes.
+    paths uint8 [bytes], all paths below root, a zero after each; ends int64 [N], where the zeros are; labels int32 [N],
+    the numbers of their classes.
     """
 
     root: str
@@ -824,8 +827,9 @@ class ImageFolder:
         return int(self.labels[i])
 
     def path(self, i):
-        path = self.paths[self.ends[i - 1] if i else 0 : self.ends[i]]
-        return os.path.join(self.root, os.fsdecode(path.numpy().tobytes()))
+        ends = self.ends.numpy()
+        path = self.paths.numpy()[ends[i - 1] + 1 if i else 0 : ends[i]]
+        return os.path.join(self.root, os.fsdecode(path.tobytes()))
 
     def read(self, i):
         """Return image i as uint8 [3, H, W]."""
@@ -874,21 +878,19 @@ def scan_folder(folder, classes=None):
         raise RunError(f"{folder!r} holds no folders: its images must lie in a folder for each class")
     classes = classes or found
     below = len(os.path.join(folder, ""))  # where a path below it begins
-    paths, lengths, labels = bytearray(), [], []
+    paths, counts = bytearray(), []
     for name in found:
-        known, label = len(labels), classes.index(name)
+        counts.append(0)
         for root, _, files in sorted(os.walk(os.path.join(folder, name), followlinks=True)):
-            for file in sorted(files):
-                if file.lower().endswith(IMG_EXTENSIONS):
-                    path = os.fsencode(os.path.join(root, file)[below:])
-                    paths += path
-                    lengths.append(len(path))
-                    labels.append(label)
-        if len(labels) == known:
+            images = sorted(file for file in files if file.lower().endswith(IMG_EXTENSIONS))
+            paths += os.fsencode("".join(f"{root[below:]}/{image}\0" for image in images))
+            counts[-1] += len(images)
+        if not counts[-1]:
             kinds = " ".join(IMG_EXTENSIONS)
             raise RunError(f"class folder {os.path.join(folder, name)!r} holds no image ({kinds}): fill or remove it")
-    paths, ends = torch.frombuffer(paths, dtype=torch.uint8), torch.tensor(lengths).cumsum(0)
-    packed = paths.clone(), ends, torch.tensor(labels, dtype=torch.int32)
+    paths = torch.frombuffer(paths, dtype=torch.uint8).clone()
+    labels = torch.tensor([classes.index(name) for name in found], dtype=torch.int32)
+    packed = paths, (paths == 0).nonzero().flatten(), labels.repeat_interleave(torch.tensor(counts))
     return ImageFolder(folder, classes, *(tensor.share_memory_() for tensor in packed))
 
 
@@ -898,24 +900,45 @@ def read_image(path):
     torchvision decodes what it knows, to PIL's values and faster; PIL reads the rest.
     """
     try:
-        if not os.path.isfile(path):
-            raise FileNotFoundError("missing, or no regular file")  # a pipe would be waited for
-        data = np.fromfile(path, dtype=np.uint8)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PIL's, of what is odd in a file and does no harm
-            header = PIL.Image.open(io.BytesIO(data))  # refuses a few bytes that claim to be a huge image
-            try:
-                image = torchvision.io.decode_image(torch.from_numpy(data), torchvision.io.ImageReadMode.RGB)
-            except RuntimeError:
-                if header.mode.startswith(("I", "F")):
-                    raise ValueError(f"pixels of mode {header.mode}, not of 8 bits") from None  # PIL would clip them
-                return F.pil_to_tensor(header.convert("RGB"))
+        data = read_bytes(path)
+        if jpeg_pixels(data) > PIL.Image.MAX_IMAGE_PIXELS:
+            PIL.Image.open(io.BytesIO(data))  # refuses a few bytes that claim to be a huge image
+        try:
+            image = torchvision.io.decode_image(torch.from_numpy(data), torchvision.io.ImageReadMode.RGB)
+        except RuntimeError:
+            image = PIL.Image.open(io.BytesIO(data))
+            if image.mode.startswith(("I", "F")):
+                raise ValueError(f"pixels of mode {image.mode}, not of 8 bits") from None  # convert() would clip them
+            return F.pil_to_tensor(image.convert("RGB"))
         if image.dtype is not torch.uint8:  # a 16-bit PNG
             image = (image.int() >> 8).byte()
         return image if image.dim() == 3 else image[0]  # an animation's first frame
     except Exception as error:
         what = "no image format" if isinstance(error, PIL.UnidentifiedImageError) else first_line(error)
         raise RunError(f"{path!r} cannot be read as an image ({what}): mend or remove it") from error
+
+
+def read_bytes(path):
+    """Return a file's bytes as uint8 [N]. Raises OSError. np.fromfile takes longer, and waits for ever for a pipe."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        data = np.empty(os.fstat(file).st_size, dtype=np.uint8)
+        return data[: os.readv(file, [data])]
+    finally:
+        os.close(file)
+
+
+def jpeg_pixels(data):
+    """Return the number of pixels that a JPEG's header tells (ITU-T T.81, B.1), infinity if data (uint8 [N]) doesn't
+    begin as a usual one does. PIL tells it too, in ten times the time.
+    """
+    head, at = memoryview(data), 2
+    with contextlib.suppress(IndexError):
+        while head[at] == 0xFF and head[at + 1] in JPEG_SEGMENTS:
+            if head[at + 1] in JPEG_FRAMES:
+                return int.from_bytes(head[at + 5 : at + 7], "big") * int.from_bytes(head[at + 7 : at + 9], "big")
+            at += 2 + int.from_bytes(head[at + 2 : at + 4], "big")
+    return math.inf
 
 
 def train_transform(image, seed, args):
@@ -992,8 +1015,8 @@ def run_order(datasets, args):
 
 
 class Batches(torch.utils.data.Dataset):
-    """Turns what run_order yields into images uint8 [B, 3, S, S], targets [B], IGNORED for padding, and a list of
-    (dataset number, index, what is wrong) for the images that can't be read.
+    """Turns what run_order yields into images uint8 [B, S, S, 3], channels last as decoders give them; targets [B],
+    IGNORED for padding; and a list of (dataset number, index, what is wrong) for the images that can't be read.
 
     An image's augmentation is drawn from (seed, epoch, index): which worker reads it makes no difference. A RunError
     takes a batch's place, because on its way from a worker an exception would lose its form.
@@ -1005,15 +1028,18 @@ class Batches(torch.utils.data.Dataset):
 
     def __getitem__(self, key):
         number, epoch, indices = key
-        images = torch.zeros(len(indices), 3, self.args.image_size, self.args.image_size, dtype=torch.uint8)
+        images = torch.empty(len(indices), self.args.image_size, self.args.image_size, 3, dtype=torch.uint8)
         targets = torch.full((len(indices),), IGNORED, dtype=PLATFORMS[self.args.device].target_dtype)
         bad = []
         try:
             for slot, i in enumerate(indices):
                 image, source = self.read(number, i, bad) if i != PADDING else (None, i)
-                if image is not None:
+                if image is None:
+                    images[slot] = 0
+                else:
                     training = (f"{self.args.seed} {epoch} {i}",) if number == 0 else ()
-                    images[slot] = (train_transform if training else val_transform)(image, *training, self.args)
+                    image = (train_transform if training else val_transform)(image, *training, self.args)
+                    images[slot] = image.permute(1, 2, 0)
                     targets[slot] = self.datasets[number].label(source)
         except RunError as error:
             return error
@@ -1059,8 +1085,8 @@ def load_batches(datasets, device, store, args):
         count = int((targets != IGNORED).sum())  # still on the host
         # The images cross as uint8, a quarter of the bytes, while the device computes.
         images, targets = (tensor.to(device, non_blocking=True) for tensor in (images, targets))
-        images = (images.float() - mean) / std
-        yield images.contiguous(memory_format=PLATFORMS[args.device].memory_format), targets, count
+        images = images.permute(0, 3, 1, 2).contiguous(memory_format=PLATFORMS[args.device].memory_format)
+        yield (images.float() - mean) / std, targets, count
 
 
 def name_bad_images(bad, datasets, store):
@@ -1075,7 +1101,8 @@ def name_bad_images(bad, datasets, store):
 
 
 def start_worker(_):
-    """Leave signals to the process that a worker works for, and end with it, however it ends."""
+    """Leave signals to the process that a worker works for, and end with it, however it ends, without a word."""
+    sys.excepthook = lambda *_: None  # multiprocessing's threads would tell that the process is gone
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     end_with_parent()
@@ -1150,14 +1177,21 @@ def lay_out_momentum(optimizer):
             optimizer.state[parameter]["momentum_buffer"] = buffer if known is None else buffer.copy_(known)
 
 
-def data_parallel(model, args):
+def data_parallel(model, device, args):
     """Return the model in DistributedDataParallel, which averages gradients over all ranks; alone if there is one."""
-    if args.world_size == 1:
+    if args.world_size == 1 or args.evaluate:
         return model
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
     ddp.broadcast_buffers = False  # average_buffers() does better, once an epoch
     if args.grad_compress:
         ddp.register_comm_hook(None, getattr(default_hooks, f"{args.grad_compress}_compress_hook"))
+    # After its first backward it lays out its buckets anew, so from then on it sums in another order. A resumed run
+    # shall sum as one that was never interrupted: both have that first time here.
+    statistics = [buffer.clone() for buffer in model.buffers()]
+    ddp(torch.zeros(min(2, args.rank_batch), 3, args.image_size, args.image_size, device=device)).sum().backward()
+    model.zero_grad()
+    for buffer, before in zip(model.buffers(), statistics, strict=True):
+        buffer.copy_(before)
     return ddp
 
 
@@ -1237,7 +1271,8 @@ def overflow(scaler, optimizer):
     """Return a device scalar, 1 if the scaler has just skipped the step and 0 if not, None without a scaler."""
     if not scaler.is_enabled():
         return None
-    return sum(scaler._found_inf_per_device(optimizer).values())  # there is no public name
+    # There is no public name. Of torch_npu's own scaler it is one number in one dimension, and 2 for an overflow.
+    return sum(scaler._found_inf_per_device(optimizer).values()).sum().clamp(max=1)
 
 
 def validate(batches, count, model, device, args, epoch=0, after_step=lambda: None):

@@ -210,7 +210,10 @@ def outcome(load, read_log):
     """outcome(folder): all that a run has left in its output folder, but for what the clock says."""
 
     def without_clock(checkpoint):
-        rows = [{k: v for k, v in row.items() if k not in ("seconds", "img_per_s")} for row in checkpoint["history"]]
+        # As text, for an epoch of which all steps overflowed has nan for figures, which equals nothing.
+        rows = [
+            {k: repr(v) for k, v in row.items() if k not in ("seconds", "img_per_s")} for row in checkpoint["history"]
+        ]
         ranks = [{**rank, "figures": rank["figures"][1:]} for rank in checkpoint["ranks"]]
         return {**checkpoint, "history": rows, "ranks": ranks}
 
