@@ -543,7 +543,7 @@ def run_process(process_id, args, datasets, store=None):
             end_with_parent()
             store = connect(args)
         main_worker(process_id, args, datasets, store or dist.HashStore())
-        return 0
+        status = 0
     except RunError as error:
         message = str(error)
     except KeyboardInterrupt:
@@ -556,10 +556,12 @@ def run_process(process_id, args, datasets, store=None):
     with contextlib.suppress(dist.DistError):  # where the store is gone, so is whoever spoke
         if message and (store is None or store.add("failures", 1) == 1):
             fail(message, details)
-    if store:
-        # An orderly end can wait for ever for processes that are gone; only the loader's workers must be told.
-        gc.collect()
-        os._exit(status)
+    gc.collect()  # DataLoader's iterator ends the workers when it goes
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for worker in multiprocessing.active_children():  # still busy, and deaf to SIGTERM
+        worker.kill()
+    if store and status:
+        os._exit(status)  # an orderly end can wait for ever for ranks that are gone
     return status
 
 
