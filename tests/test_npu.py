@@ -151,8 +151,11 @@ def test_devices_equal_cpu_processes_to_rounding(devices, npu, tree, tmp_path, l
     for device in "npu", "cpu":
         folder = tmp_path / device
         folder.mkdir()
-        # 64 px and a low rate: batch norm over few numbers would turn rounding into more, on the CPU alone as well.
-        result = npu(tree, cwd=folder, device=device, device_list=devices, lr=1e-4, image_size=64, resize_size=64)
+        # 64 px and a low rate: batch norm over few numbers turns rounding into more, on the CPU alone as well.
+        # And a seed with which no ReLU stands on its edge, where rounding decides whether a gradient passes.
+        result = npu(
+            tree, cwd=folder, device=device, device_list=devices, lr=1e-5, image_size=64, resize_size=64, seed=3
+        )
         assert result.returncode == 0, result.stderr
         shown.append(losses(result))
         states.append(load(folder)["state_dict"])

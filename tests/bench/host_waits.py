@@ -119,12 +119,12 @@ def count(script, arguments, chip, steps, ranks, env):
 
 def run():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--steps", type=int, default=6, help="steps of a run, at least 5")
+    parser.add_argument("--steps", type=int, default=5, help="steps of a run, at least 5")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="numbers of NPUs")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     options = parser.parse_args()
     if options.steps < 5:
-        parser.error("argument --steps: at least 5")
+        bench.refuse("argument --steps: at least 5")
     try:
         env = environment()
     except Unusable as error:

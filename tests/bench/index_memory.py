@@ -98,7 +98,7 @@ def private_bytes(process):
 def shared_segments(process):
     """Return {inode: (bytes, this process's proportional share of them)} of the segments that torch shares."""
     with open(f"/proc/{process}/smaps") as file:
-        found = re.findall(r"^(\w+)-(\w+) \S+ \S+ \S+ (\d+) +\S*/torch_.*?^Pss: +(\d+)", file.read(), re.M | re.S)
+        found = re.findall(r"^(\w+)-(\w+) \S+ \S+ \S+ (\d+) +/dev/shm/torch_.*?^Pss: +(\d+)", file.read(), re.M | re.S)
     return {inode: (int(end, 16) - int(start, 16), 1024 * int(share)) for start, end, inode, share in found}
 
 
@@ -158,22 +158,17 @@ def run():
     gains, copies = one_pass(index, packed, options)
     tuple_gains, _ = one_pass(index, Tuples, options)
     size = sum(size for size, _ in shared_segments(os.getpid()).values())
-    workers = f"{len(gains)} workers of {options.ranks} ranks"
+
+    def megabytes(size):
+        return f"{size / MB:.1f} MB"
+
     bench.report(
         "index_memory",
-        [f"index of {options.images} images, {workers}", "main.py", "list of tuples"],
+        [f"{options.images} images, {len(gains)} workers of {options.ranks} ranks", "main.py", "list of tuples"],
         [
-            [
-                "private memory that a worker gained, most",
-                f"{max(gains) / MB:.1f} MB",
-                f"{max(tuple_gains) / MB:.1f} MB",
-            ],
-            [
-                "private memory that a worker gained, least",
-                f"{min(gains) / MB:.1f} MB",
-                f"{min(tuple_gains) / MB:.1f} MB",
-            ],
-            ["the index in shared memory", f"{size / MB:.1f} MB", "0.0 MB"],
+            ["private memory that a worker gained, most", megabytes(max(gains)), megabytes(max(tuple_gains))],
+            ["private memory that a worker gained, least", megabytes(min(gains)), megabytes(min(tuple_gains))],
+            ["the index in shared memory", megabytes(size), "none"],
             ["copies of it in all processes' memory", f"{copies:.2f}", "1 a process"],
         ],
         worker_gain_mb=bench.at_most(10, max(gains) / MB),

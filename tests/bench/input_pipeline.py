@@ -70,7 +70,7 @@ def draw_all(batches, keys):
     for batch in drawn:
         if isinstance(batch, Exception):
             bench.refuse(batch)
-    return torch.cat([images for images, *_ in drawn]), parts
+    return torch.cat([images for images, *_ in drawn]).permute(0, 3, 1, 2), parts
 
 
 def same_samples(samples, parts, images, example, size):
