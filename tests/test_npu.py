@@ -151,17 +151,15 @@ def test_devices_equal_cpu_processes_to_rounding(devices, npu, tree, tmp_path, l
     for device in "npu", "cpu":
         folder = tmp_path / device
         folder.mkdir()
-        # 64 px and a low rate: batch norm over few numbers turns rounding into more, on the CPU alone as well.
-        # And a seed with which no ReLU stands on its edge, where rounding decides whether a gradient passes.
-        result = npu(
-            tree, cwd=folder, device=device, device_list=devices, lr=1e-5, image_size=64, resize_size=64, seed=3
-        )
+        # 64 px and a low rate: batch norm over few numbers turns rounding into more, and where a ReLU stands on its
+        # edge, rounding decides whether a gradient passes; on one kind of CPU against another as well.
+        result = npu(tree, cwd=folder, device=device, device_list=devices, lr=1e-5, image_size=64, resize_size=64)
         assert result.returncode == 0, result.stderr
         shown.append(losses(result))
         states.append(load(folder)["state_dict"])
     assert len(shown[0]) == 3
     assert shown[0] == pytest.approx(shown[1], rel=1e-3)
-    torch.testing.assert_close(*states, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(*states, rtol=1e-3, atol=1e-4)
 
 
 # Mixed precision
