@@ -302,8 +302,11 @@ def test_a_stuck_rank_ends_the_run(device, begin, follow, ended, children):
     result = ended(process)
     assert time.monotonic() < stopped + 60
     (error,) = errors(result)
-    assert re.search(r"no answer from rank 1 for 5 s \(--dist-timeout\)", error), result.stderr
-    assert re.search(rf"rank 0 \({device} 0\), epoch \d+, (validation )?step \d+: ", error)
+    # On an NPU, HCCL's watchdog may be first, and aborts the process that waits.
+    late = r"no answer from rank 1 for 5 s \(--dist-timeout\)|killed by SIGABRT, .*within --dist-timeout 5 s"
+    assert re.search(late, error), result.stderr
+    assert re.search(rf"rank 0 \({device} 0\)", error)
+    assert re.search(r"epoch \d+, (validation )?step \d+", error)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
 
