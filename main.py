@@ -240,7 +240,7 @@ def parse_args(argv=None):
             parser.error(f"argument {option}: is empty; leave it out for its default")
     if args.dist_url == "env://":  # what the example reads there
         args.dist_url = f"tcp://{os.environ.get('MASTER_ADDR', args.addr)}:{os.environ.get('MASTER_PORT', '29500')}"
-        if args.world_size == -1 and not all(name in os.environ for name in TORCHRUN):
+        if args.world_size == -1 and not under_torchrun():
             try:
                 args.world_size, args.rank = (int(os.environ.get(name, -1)) for name in ("WORLD_SIZE", "RANK"))
             except ValueError as error:
@@ -366,7 +366,7 @@ def main():
     args = parse_args()
     args.lock = None
     try:
-        status = join_torchrun(args) if all(name in os.environ for name in TORCHRUN) else launch(args)
+        status = join_torchrun(args) if under_torchrun() else launch(args)
     except RunError as error:
         status = fail(error)
     except KeyboardInterrupt:
@@ -462,6 +462,11 @@ class StopSignal:
         self.votes = torch.tensor([self.number], dtype=torch.int32)
         self.count = dist.all_reduce(self.votes, dist.ReduceOp.MAX, group=self.hosts, async_op=True)
         return agreed
+
+
+def under_torchrun():
+    """Return whether torchrun has started this process. Other launchers set some of its variables."""
+    return all(name in os.environ for name in TORCHRUN)
 
 
 def join_torchrun(args):
@@ -635,7 +640,8 @@ def prepare_node(args):
     train_images, _ = datasets = open_datasets(args)
     if args.batch_size < args.processes:
         raise RunError(f"--batch-size {args.batch_size} is less than one image for each of {args.processes} devices")
-    used, step = args.rank_batch * args.processes, args.rank_batch * args.processes * args.nodes
+    used = args.rank_batch * args.processes
+    step = used * args.nodes
     if used != args.batch_size:
         warn(f"--batch-size {args.batch_size} is not a multiple of {args.processes} devices: using {used}")
     if len(train_images) < step and not args.evaluate:

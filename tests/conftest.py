@@ -31,6 +31,15 @@ import main
 
 torch.set_num_threads(1)
 
+# What patched() may be given: steps of a fifth of a second leave time to act in between; they change no number.
+SLOW = """
+accuracy = main.accuracy
+def slowly(*args, **options):
+    time.sleep(0.2)
+    return accuracy(*args, **options)
+main.accuracy = slowly
+"""
+
 TIMEOUT = 240  # of one command: none needs a tenth of it, unless it hangs
 
 

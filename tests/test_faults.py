@@ -15,6 +15,7 @@ import time
 
 import pytest
 import torch
+from conftest import SLOW
 
 import main
 
@@ -325,15 +326,6 @@ def test_another_number_of_processes_on_resume(first, second, run, patched, opti
     assert set((tmp_path / "counted 2").read_text().split()) == {"24", "11"}
     (row,) = read_log(tmp_path)
     assert float(row["train_acc1"]) * 24 / 100 == pytest.approx(round(float(row["train_acc1"]) * 24 / 100))
-
-
-SLOW = """
-accuracy = main.accuracy
-def slowly(*args, **options):
-    time.sleep(0.2)
-    return accuracy(*args, **options)
-main.accuracy = slowly
-"""
 
 
 @pytest.mark.long

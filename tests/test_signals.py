@@ -12,15 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import SLOW
 
-# Steps and validation steps of a fifth of a second leave time to act in between; they change no number.
-SLOW = """
-accuracy = main.accuracy
-def slowly(*args, **options):
-    time.sleep(0.2)
-    return accuracy(*args, **options)
-main.accuracy = slowly
-"""
 # A step that never ends.
 HANG = 'main.check_numbers = lambda *_: [print("hanging", flush=True), time.sleep(600)]'
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
